@@ -1,0 +1,1 @@
+"""The Ray actors: coordinator, node server, reader, host feed. Thin shells around pipeline.plan."""

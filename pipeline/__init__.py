@@ -1,0 +1,1 @@
+"""Planning, data and assembly: everything that needs no Ray."""

@@ -1,0 +1,1 @@
+"""From local slices to global jax.Arrays."""

@@ -1,0 +1,1 @@
+"""From shards to row blocks: sources, tokenizers, transforms, packing, windows."""

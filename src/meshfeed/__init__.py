@@ -1,0 +1,36 @@
+"""meshfeed: feeds a JAX training mesh from a Ray cluster, exactly once and in one order.
+
+The names here are all that most users need; jax and ray are imported when a name that needs
+them is first used, so that ``import meshfeed`` costs nothing in a launcher or a reader.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshfeed.pipeline.plan.config import RunConfig as RunConfig
+    from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
+    from meshfeed.pipeline.plan.partition import DataPartitionType as DataPartitionType
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "RunConfig": "meshfeed.pipeline.plan.config",
+    "MeshfeedError": "meshfeed.pipeline.plan.errors",
+    "DataPartitionType": "meshfeed.pipeline.plan.partition",
+    "connect": "meshfeed.actors.connect",
+    "start": "meshfeed.actors.run",
+    "open": "meshfeed.pipeline.data.replay",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'meshfeed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
