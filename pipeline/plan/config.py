@@ -133,9 +133,13 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "_-./" for c in self.name):
-            raise ConfigError("sources.name", f"{self.name!r} is not a name", "Use letters and digits")
+            raise ConfigError(
+                "sources.name", f"{self.name!r} is not a name", "Use letters and digits"
+            )
         if not self.data:
-            raise ConfigError(f"sources.{self.name}.data", "no shard is named", "Give a glob or folder")
+            raise ConfigError(
+                f"sources.{self.name}.data", "no shard is named", "Give a glob or folder"
+            )
         if not (self.weight > 0 and math.isfinite(self.weight)):
             raise ConfigError(
                 f"sources.{self.name}.weight",
@@ -143,7 +147,9 @@ class SourceConfig:
                 "Leave a source out instead of giving it weight 0",
             )
         if self.epochs is not None and self.epochs < 0:
-            raise ConfigError(f"sources.{self.name}.epochs", f"{self.epochs} is negative", "0: endless")
+            raise ConfigError(
+                f"sources.{self.name}.epochs", f"{self.epochs} is negative", "0: endless"
+            )
         if self.max_record_bytes < 1:
             raise ConfigError(
                 f"sources.{self.name}.max_record_bytes", f"{self.max_record_bytes} is below 1"
@@ -180,7 +186,6 @@ class FeedConfig:
         batch_size: rows in a step (the global batch), for any number of hosts.
         epochs: passes over each source that does not say itself; 0: endless.
         max_segments: records in a row at most; 0: no limit.
-        max_rows: rows of the feed at most; None: no limit.
     """
 
     name: str
@@ -203,7 +208,12 @@ class FeedConfig:
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ConfigError("sources.name", f"{twice[0]!r} is used twice", "Names must be unique")
-        for setting, least in (("seq_len", 2), ("batch_size", 1), ("max_segments", 0), ("epochs", 0)):
+        for setting, least in (
+            ("seq_len", 2),
+            ("batch_size", 1),
+            ("max_segments", 0),
+            ("epochs", 0),
+        ):
             value = getattr(self, setting)
             if value < least:
                 raise ConfigError(setting, f"{value} is below {least}")

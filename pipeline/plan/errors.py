@@ -9,7 +9,7 @@
     ├── ReadError          storage failed after all retries: names the file and the attempts
     ├── ChangedError       data set, order setting or tokenizer is not that of the run
     ├── StallError         a wait ran past its limit: names generation, host, stage, shard
-    ├── StaleGeneration    a message of an older generation
+    ├── StaleGenerationError  a message of an older generation
     ├── DisagreementError  hosts of one slice group, or two runs of one window, differ
     └── FeedError          another part of the run failed; carries that part's own message
 
@@ -117,11 +117,13 @@ class StallError(MeshfeedError):
         self.stage = stage
         self.shard = shard
         details = [f"generation {generation}"]
-        details += [f"{k} {v}" for k, v in (("host", host), ("stage", stage), ("shard", shard)) if v]
+        details += [
+            f"{k} {v}" for k, v in (("host", host), ("stage", stage), ("shard", shard)) if v
+        ]
         super().__init__(f"no {waited_for} for {seconds:.1f} s ({', '.join(details)})")
 
 
-class StaleGeneration(MeshfeedError):
+class StaleGenerationError(MeshfeedError):
     """A message of an older generation was refused."""
 
     def __init__(self, sent: int, current: int) -> None:

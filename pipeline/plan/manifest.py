@@ -3,7 +3,7 @@
 Units. A source is measured in *units*: bytes of its files, or records where the format has random
 access and counts its records (ArrayRecord, Grain). Chunks, windows and shuffle groups are sizes
 in units, so that nothing but the listing is needed to number them; a chunk owns the records (the
-row groups, the record batches) that *start* in its range, and their number is known when it is read.
+row groups, the record batches) that *start* in its range; their number is known once it is read.
 
 ==================  ==========================================================================
 index               runs over
@@ -120,8 +120,10 @@ class SourceManifest:
 
     def address(self, shard_index: int) -> str:
         """Where a shard lies: path or URI."""
-        return self.root.rstrip("/") + "/" + self.shards[shard_index].path if self.root else (
-            self.shards[shard_index].path
+        return (
+            self.root.rstrip("/") + "/" + self.shards[shard_index].path
+            if self.root
+            else (self.shards[shard_index].path)
         )
 
 
