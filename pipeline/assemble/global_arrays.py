@@ -1,0 +1,185 @@
+"""From a process's slice of the global batch to global ``jax.Array``s.
+
+JAX is silent where a process passes rows of another number or type than the others believe: with
+no global shape it multiplies whatever comes, and int64 becomes int32. So the global shape is
+always given, and shape and dtype are checked here before JAX sees the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding
+
+from meshfeed.pipeline.assemble.shardings import addressable_boxes, box_of, named_sharding
+from meshfeed.pipeline.plan.batch_plan import BatchPlan
+from meshfeed.pipeline.plan.errors import ConfigError, DisagreementError
+from meshfeed.pipeline.plan.slices import HostSlice, cover, regrid
+
+Parts = Sequence[npt.NDArray[Any]]
+"""One array [local rows, local columns] for each part of a slice: one in all for a grid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafTarget:
+    """Where one leaf of the global batch goes.
+
+    Attributes:
+        name: the user's name of the leaf.
+        sharding: how it lies on the devices.
+        global_shape: (rows, columns), padding rows included.
+        dtype: of the leaf, one that JAX keeps as it is.
+        host_slice: what this process supplies, packed in ascending global order.
+    """
+
+    name: str
+    sharding: NamedSharding
+    global_shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    host_slice: HostSlice
+
+    def __post_init__(self) -> None:
+        kept = np.dtype(jax.dtypes.canonicalize_dtype(self.dtype))
+        if kept != self.dtype:
+            raise ConfigError(
+                f"leaf {self.name}",
+                f"JAX would turn {self.dtype} into {kept} without a word",
+                f"Ask for {kept}, or switch jax_enable_x64 on",
+            )
+        needed = cover(addressable_boxes(self.sharding, self.global_shape))
+        if needed != self.host_slice:
+            raise DisagreementError(
+                f"process {jax.process_index()}, leaf {self.name}: the plan supplies "
+                f"{self.host_slice}, JAX needs {needed} for {self.sharding.spec} on "
+                f"{dict(self.sharding.mesh.shape)}. The plan was made for another mesh"
+            )
+
+    def assemble(self, parts: Parts) -> jax.Array:
+        """The global array out of this process's slice; no process waits for another.
+
+        The devices may go on reading ``parts`` (on CPU an aligned array *is* the device's
+        memory), so the caller must not write to them again.
+
+        Args:
+            parts: an array for each part of ``host_slice``.
+
+        Raises:
+            DisagreementError: an array has not the part's shape or the leaf's dtype.
+        """
+        _check(self, parts, self.host_slice)
+        if self.host_slice.is_grid:
+            whole: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]  # jax leaves it untyped
+                self.sharding, parts[0], self.global_shape
+            )
+            return whole
+        return self._assemble_from_boxes(parts)
+
+    def _assemble_from_boxes(self, parts: Parts) -> jax.Array:
+        """For a slice that is no grid: ``make_array_from_process_local_data`` would ask for the
+        product of its rows and columns, of which the devices hold only a part.
+        """
+        indices = self.sharding.addressable_devices_indices_map(self.global_shape)
+        on_devices = []
+        for device, index in indices.items():
+            if index is None:
+                continue
+            box = np.array(box_of(index, self.global_shape), dtype=np.int64)
+            for array, part in zip(parts, self.host_slice.parts, strict=True):
+                place = part.locate(box)
+                if place is not None:
+                    on_devices.append(jax.device_put(array[place], device))
+        return jax.make_array_from_single_device_arrays(
+            self.global_shape, self.sharding, on_devices
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTarget:
+    """Where the leaves of a global batch go, for one process.
+
+    Attributes:
+        fetched: what the process fetches: what any leaf needs.
+        leaves: by the user's names.
+    """
+
+    fetched: HostSlice
+    leaves: Mapping[str, LeafTarget]
+
+    @classmethod
+    def build(
+        cls,
+        plan: BatchPlan,
+        mesh: Mesh,
+        *,
+        dtypes: Mapping[str, npt.DTypeLike],
+        leaf_names: Mapping[str, str],
+    ) -> BatchTarget:
+        """The targets of the leaves in ``dtypes``.
+
+        Args:
+            plan: the batch on ``layout_of(mesh)``.
+            mesh: the mesh.
+            dtypes: of each leaf, by meshfeed's name.
+            leaf_names: meshfeed's name of a leaf -> the user's.
+
+        Raises:
+            ConfigError: JAX would change a dtype, or this process owns no device of the mesh.
+            DisagreementError: the plan is not that of the mesh.
+        """
+        process = jax.process_index()
+        leaves = {
+            leaf_names[leaf]: LeafTarget(
+                name=leaf_names[leaf],
+                sharding=named_sharding(mesh, plan.specs[leaf]),
+                global_shape=plan.global_shape,
+                dtype=np.dtype(dtype),
+                host_slice=plan.leaf_slice(process, leaf),
+            )
+            for leaf, dtype in dtypes.items()
+        }
+        return cls(fetched=plan.slice_of(process), leaves=leaves)
+
+    def assemble(self, local: Mapping[str, Parts]) -> dict[str, jax.Array]:
+        """All leaves as global arrays.
+
+        Args:
+            local: by the user's name, an array for each part of ``fetched``.
+
+        Raises:
+            DisagreementError: a leaf is missing or has not its shape or dtype.
+        """
+        if set(self.leaves) != set(local):
+            raise DisagreementError(
+                f"process {jax.process_index()}: the leaves are {', '.join(self.leaves)}, got "
+                f"{', '.join(local)}"
+            )
+        arrays = {}
+        for name, leaf in self.leaves.items():
+            _check(leaf, local[name], self.fetched)
+            arrays[name] = leaf.assemble(regrid(local[name], self.fetched, leaf.host_slice))
+        return arrays
+
+
+def _check(leaf: LeafTarget, arrays: Parts, held: HostSlice) -> None:
+    """That the arrays are the packed parts of ``held``.
+
+    Raises:
+        DisagreementError: they are not.
+    """
+    where = f"process {jax.process_index()}, leaf {leaf.name}"
+    if len(arrays) != len(held.parts):
+        raise DisagreementError(
+            f"{where}: {len(arrays)} arrays for the {len(held.parts)} parts of {held}"
+        )
+    for array, part in zip(arrays, held.parts, strict=True):
+        if array.shape != part.shape or array.dtype != leaf.dtype:
+            raise DisagreementError(
+                f"{where}: got {array.dtype} {list(array.shape)}, must supply {leaf.dtype} "
+                f"{list(part.shape)} of the global {list(leaf.global_shape)} ({held}). Pass this "
+                "process's slice, not the whole batch"
+            )
