@@ -8,14 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshfeed.pipeline.plan.config import RunConfig as RunConfig
     from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
     from meshfeed.pipeline.plan.partition import DataPartitionType as DataPartitionType
+    from meshfeed.pipeline.plan.run_config import RunConfig as RunConfig
 
 __version__ = "0.1.0"
 
+# Where each name lives; loaded by __getattr__.
 _HOME = {
-    "RunConfig": "meshfeed.pipeline.plan.config",
+    "RunConfig": "meshfeed.pipeline.plan.run_config",
     "MeshfeedError": "meshfeed.pipeline.plan.errors",
     "DataPartitionType": "meshfeed.pipeline.plan.partition",
     "connect": "meshfeed.actors.connect",
@@ -23,7 +24,15 @@ _HOME = {
     "open": "meshfeed.pipeline.data.replay",
 }
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [
+    "DataPartitionType",
+    "MeshfeedError",
+    "RunConfig",
+    "__version__",
+    "connect",
+    "open",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)
