@@ -5,7 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := pipeline actors launch src tests benchmarks examples
 ARGS ?= --hosts 4 --devices-per-host 2
 TESTS ?= tests
 
@@ -36,14 +35,14 @@ test: $(INSTALLED) ## Run the tests (some: make test TESTS=tests/unit)
 	$(BIN)/python -m pytest $(TESTS)
 
 check: $(INSTALLED) ## Lint, format check and types: what CI runs before the tests
-	$(BIN)/ruff check $(CODE)
-	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright
 
 format: $(INSTALLED) ## Format the code and sort its imports
-	$(BIN)/ruff check --fix $(CODE)
-	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## Measure against the bare tokenizer, numpy and memcpy, side by side
 	$(BIN)/python benchmarks/run.py
