@@ -120,11 +120,14 @@ class SourceManifest:
 
     def address(self, shard_index: int) -> str:
         """Where a shard lies: path or URI."""
-        return (
-            self.root.rstrip("/") + "/" + self.shards[shard_index].path
-            if self.root
-            else (self.shards[shard_index].path)
-        )
+        path = self.shards[shard_index].path
+        return f"{self.root.rstrip('/')}/{path}" if self.root else path
+
+    def fingerprint(self) -> str:
+        """Digest of what the shards hold and how they are cut, not of where they lie."""
+        manifest = asdict(self)
+        del manifest["root"]
+        return hashlib.blake2b(_canonical(manifest), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,6 @@ class Manifest:
     sources: dict[str, SourceManifest]
     order_version: int = ORDER_VERSION
     made_by: dict[str, str] = field(default_factory=dict)
-
-    def fingerprint(self, source: str) -> str:
-        """Digest of what the shards of a source hold, not of where they lie."""
-        manifest = asdict(self.sources[source])
-        del manifest["root"]
-        return hashlib.blake2b(_canonical(manifest), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
         """Plain JSON, for the run directory."""

@@ -60,12 +60,14 @@ class RunConfig:
         partition: name of a ``DataPartitionType``, a PartitionSpec as a list, or a dict of
             these per leaf.
         data_axes, sequence_axes: mesh axes that split rows, and columns under ``BATCH``.
+        model_axes: mesh axes over which the batch is replicated, save under ``FULL``.
         uneven_batch: ``refuse`` a batch that does not divide over the mesh, or ``pad`` it at its
             end with rows of weight zero.
         leaf_names: preset (``meshfeed``, ``maxtext``, ``axlearn``, ``levanter``).
         steps: the train feed ends after this many steps; None: when its sources do.
         readers: reader processes in all; None: one for each core that Ray has.
         memory_budget: bytes of row blocks that each node may hold.
+        chunk_cache: bytes of decoded chunks that each node keeps for windows that share them.
         prefetch: global batches kept ready on the devices ahead of the step.
         grant_seconds: how far ahead, in seconds of training, hosts may fetch.
         stall_seconds: a wait longer than this is logged with what is waited for.
@@ -81,11 +83,13 @@ class RunConfig:
     partition: Any = "DATA"
     data_axes: tuple[str, ...] = ("data", "fsdp")
     sequence_axes: tuple[str, ...] = ("seq",)
+    model_axes: tuple[str, ...] = ("model", "tensor")
     uneven_batch: UnevenBatch = UnevenBatch.REFUSE
     leaf_names: str = "meshfeed"
     steps: int | None = None
     readers: int | None = None
     memory_budget: int = 1 << 30
+    chunk_cache: int = 1 << 30
     prefetch: int = 2
     grant_seconds: float = 5.0
     stall_seconds: float = 30.0
@@ -233,7 +237,7 @@ def _cast(value: Any, hint: Any, setting: str) -> Any:
         if str(value) not in list(target):
             raise ConfigError(setting, *_unknown(str(value), list(target)))
         return target(str(value))
-    if target is int and setting.endswith("memory_budget"):
+    if target is int and setting in ("memory_budget", "chunk_cache"):
         return parse_bytes(value, setting)
     if target is bool and not isinstance(value, bool):
         raise ConfigError(setting, f"{value!r} is neither true nor false")
@@ -256,6 +260,24 @@ def _number_or_text(value: Any, target: type, setting: str) -> Any:
     if target is int and cast != value and not isinstance(value, str):
         raise ConfigError(setting, f"{value!r} is not a whole number")
     return cast
+
+
+def feed_from_plain(plain: Mapping[str, Any]) -> FeedConfig:
+    """The feed that ``dataclasses.asdict`` turned into plain values."""
+    values = dict(plain)
+    sources = tuple(
+        SourceConfig(**_checked(SourceConfig, source, "sources."))
+        for source in values.pop("sources")
+    )
+    tokenizer = TokenizerConfig(**_checked(TokenizerConfig, values.pop("tokenizer"), "tokenizer."))
+    return FeedConfig(sources=sources, tokenizer=tokenizer, **_checked(FeedConfig, values, ""))
+
+
+def run_from_plain(plain: Mapping[str, Any]) -> RunConfig:
+    """The run that ``dataclasses.asdict`` turned into plain values."""
+    values = dict(plain)
+    feeds = tuple(feed_from_plain(feed) for feed in values.pop("feeds"))
+    return RunConfig(feeds=feeds, **_checked(RunConfig, values, ""))
 
 
 _SIZES = {

@@ -1,0 +1,246 @@
+"""``meshfeed.connect``: a feed inside anyone's trainer, as a Grain ``DatasetIterator``.
+
+Every process of a ``jax.distributed`` world calls it alike, whoever launched it; Ray is only how it
+reaches the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from grain import DatasetIterator
+from jax.sharding import Mesh
+
+from meshfeed.actors.fetching import Stretch
+from meshfeed.actors.host_feed import FeedLimits, HostFeed
+from meshfeed.actors.messages import Opening
+from meshfeed.actors.run import Run
+from meshfeed.pipeline.assemble.global_arrays import BatchTarget
+from meshfeed.pipeline.assemble.shardings import layout_of
+from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES, derive
+from meshfeed.pipeline.plan.batch_plan import BatchPlan, plan_batch
+from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
+from meshfeed.pipeline.plan.errors import ConfigError
+from meshfeed.pipeline.plan.partition import AxisRoles, resolve
+from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
+
+STATE_VERSION = 1
+
+
+def connect(
+    run: Run | str,
+    *,
+    mesh: Mesh,
+    feed: str = TRAIN,
+    partition: Any = None,
+    state: Mapping[str, Any] | bytes | str | None = None,
+    output: str = "global",
+    leaves: tuple[str, ...] = LEAVES,
+    leaf_names: str | Mapping[str, str] | None = None,
+) -> FeedIterator:
+    """Opens a feed for this process; every process of the world calls it alike.
+
+    Args:
+        run: what ``meshfeed.start`` gave, or the run directory of a run that is up.
+        mesh: of the model.
+        feed: its name, ``train`` or ``eval/<name>``.
+        partition: see ``RunConfig.partition``; None: as the run says.
+        state: where to go on, what ``get_state`` gave; None: from row 0.
+        output: ``global`` arrays, or ``local`` numpy arrays of this process's slice for a trainer
+            that makes global arrays itself.
+        leaves: which leaves are wanted.
+        leaf_names: preset or mapping; None: as the run says.
+
+    Raises:
+        ConfigError: the batch does not divide over the mesh, or a setting is unknown.
+        StallError: not all processes connected in time.
+    """
+    handle = run if isinstance(run, Run) else Run.find(run)
+    return FeedIterator(
+        handle,
+        feed=feed,
+        mesh=mesh,
+        partition=partition,
+        start=_parse_state(state, feed),
+        output=output,
+        leaves=tuple(leaves),
+        leaf_names=leaf_names,
+    )
+
+
+class FeedIterator(DatasetIterator[dict[str, Any]]):
+    """Batches of a feed: dicts of global ``jax.Array``s [batch_size, seq_len], or local numpy.
+
+    ``get_state`` describes the last batch *returned*, never one prefetched, and is the same bytes
+    on every process; ``set_state`` must be given the same on every process.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        feed: str,
+        mesh: Mesh,
+        partition: Any,
+        start: dict[str, Any] | None,
+        output: str,
+        leaves: tuple[str, ...],
+        leaf_names: str | Mapping[str, str] | None,
+    ) -> None:
+        super().__init__()
+        if output not in ("global", "local"):
+            raise ConfigError("output", f"{output!r} is neither 'global' nor 'local'")
+        self._run = run
+        self._feed = feed
+        self._output = output
+        self._leaves = leaves
+        config = run.config
+        self._names = _leaf_names(config.leaf_names if leaf_names is None else leaf_names)
+        self._plan = _plan(config, feed, mesh, partition)
+        self._dtypes = _dtypes(leaves, self._names)
+        self._target = BatchTarget.build(
+            self._plan, mesh, dtypes=self._dtypes, leaf_names=self._names
+        )
+        self._host: HostFeed[dict[str, Any]] = self._open(start)
+
+    def __next__(self) -> dict[str, Any]:
+        batch = self._host.take()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    @property
+    def step(self) -> int:
+        """The step that comes next."""
+        return self._host.step
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the feed is, as plain JSON values; the same on every process."""
+        return {
+            "version": STATE_VERSION,
+            "feed": self._feed,
+            "fingerprint": self._run.specs[self._feed].fingerprint,
+            "cursor": self._host.cursor().to_json(),
+        }
+
+    def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
+        """Goes on from what ``get_state`` gave; every process must do the same.
+
+        Raises:
+            ChangedError: the state is of another feed, or its data or settings have changed.
+        """
+        start = _parse_state(state, self._feed)
+        self._host.close()
+        self._host = self._open(start)
+
+    def metrics(self) -> dict[str, Any]:
+        """What this host fetched and waited for since the feed was opened.
+
+        ``waiting_seconds`` in all, ``waited_for`` by the stage that was not ready (``grant``: rows
+        not tokenized yet; ``fetch``: on their way; ``assemble``: leaves and device transfer).
+        """
+        counters = self._host.counters
+        return {
+            "steps": counters.steps,
+            "waiting_seconds": counters.waiting_seconds,
+            "waited_for": dict(counters.waited_for),
+            "first_batch_seconds": counters.first_batch_seconds,
+            "bytes_fetched": counters.bytes_fetched,
+            "fetches": counters.fetches,
+            "polls": counters.polls,
+            "sources": self._host.sources(),
+        }
+
+    def close(self) -> None:
+        """Ends the feed's threads in this process."""
+        self._host.close()
+        super().close()
+
+    @property
+    def plan(self) -> BatchPlan:
+        """Who supplies what of each batch."""
+        return self._plan
+
+    def _open(self, start: dict[str, Any] | None) -> HostFeed[dict[str, Any]]:
+        config = self._run.config
+        opening: Opening = self._run.call(
+            "join", self._feed, jax.process_index(), jax.process_count(), start
+        )
+        return HostFeed(
+            self._run.coordinator,
+            self._feed,
+            opening,
+            self._plan,
+            jax.process_index(),
+            self._make_batch,
+            FeedLimits(
+                prefetch=config.prefetch,
+                stall_s=config.stall_seconds,
+                timeout_s=config.timeout_seconds,
+            ),
+        )
+
+    def _make_batch(self, stretch: Stretch, step: int) -> dict[str, Any]:
+        """The leaves of one step, on the devices."""
+        local: dict[str, list[np.ndarray[Any, Any]]] = {
+            self._names[leaf]: [] for leaf in self._leaves
+        }
+        dtypes = {leaf: self._dtypes[leaf] for leaf in self._leaves}
+        index = 0
+        for part in self._plan.slice_of(jax.process_index()).parts:
+            pieces = []
+            for _ in part.cols:
+                pieces.append(derive(stretch.region(step, index), self._leaves, dtypes))
+                index += 1
+            for leaf in self._leaves:
+                arrays = [piece[leaf] for piece in pieces]
+                whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+                local[self._names[leaf]].append(whole)
+        if self._output == "local":
+            return {name: parts[0] if len(parts) == 1 else parts for name, parts in local.items()}
+        return dict(self._target.assemble(local))
+
+
+def _plan(config: RunConfig, feed: str, mesh: Mesh, partition: Any) -> BatchPlan:
+    settings = config.feed(feed)
+    layout = layout_of(mesh)
+    roles = AxisRoles(data=config.data_axes, sequence=config.sequence_axes)
+    specs = resolve(config.partition if partition is None else partition, layout, roles)
+    return plan_batch(
+        layout,
+        specs,
+        batch_size=settings.batch_size,
+        seq_len=settings.seq_len,
+        uneven_batch=config.uneven_batch,
+    )
+
+
+def _leaf_names(names: str | Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(names, str):
+        return {leaf: names.get(leaf, leaf) for leaf in LEAVES}
+    if names not in LEAF_PRESETS:
+        raise ConfigError(
+            "leaf_names", f"{names!r} is not known", f"Known: {', '.join(LEAF_PRESETS)}"
+        )
+    return LEAF_PRESETS[names]
+
+
+def _dtypes(leaves: tuple[str, ...], names: Mapping[str, str]) -> dict[str, np.dtype[Any]]:
+    """Dtype of each leaf; MaxText's weights are segment ids, integers."""
+    dtypes = {leaf: DEFAULT_DTYPES[leaf] for leaf in leaves}
+    if names["loss_weights"].endswith("_segmentation") and "loss_weights" in dtypes:
+        dtypes["loss_weights"] = np.dtype(np.int32)
+    return dtypes
+
+
+def _parse_state(state: Mapping[str, Any] | bytes | str | None, feed: str) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    plain = json.loads(state) if isinstance(state, bytes | str) else dict(state)
+    if plain.get("feed") != feed:
+        raise ConfigError("state", f"it is of feed {plain.get('feed')!r}, not of {feed!r}")
+    return plain

@@ -1,0 +1,386 @@
+"""The host's end of a feed: fetches this process's slice of every step, ahead of the trainer.
+
+Three threads and three stations::
+
+    update   asks the coordinator for grants and ledger increments     -> Schedule
+    fetch    asks nodes for the regions of granted steps               -> bytes of a stretch of steps
+    assemble derives the leaves and puts them on the devices           -> queue of ready batches
+
+The trainer takes from the queue. Nothing here depends on what other hosts do: no collective.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+
+from meshfeed.actors.fetching import Fetcher, Stretch
+from meshfeed.actors.messages import FeedUpdate, Opening
+from meshfeed.pipeline.plan.batch_plan import BatchPlan
+from meshfeed.pipeline.plan.cursor import Cursor
+from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
+from meshfeed.pipeline.plan.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedLimits:
+    """How far a host fetches ahead, and how long it waits.
+
+    Attributes:
+        prefetch: batches ready on the devices.
+        stretch_bytes: fetched from a node at once, at most, beyond the first step.
+        stall_s: a longer wait is logged with what is waited for.
+        timeout_s: a longer wait ends the feed.
+    """
+
+    prefetch: int = 2
+    stretch_bytes: int = 16 << 20
+    stall_s: float = 30.0
+    timeout_s: float = 600.0
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """What a host has fetched and waited for."""
+
+    steps: int = 0
+    bytes_fetched: int = 0
+    fetches: int = 0
+    polls: int = 0
+    waiting_seconds: float = 0.0
+    first_batch_seconds: float = 0.0
+    waited_for: dict[str, float] = field(default_factory=dict)
+
+
+class HostFeed(Generic[Batch]):
+    """Batches of one opening of a feed, in order, for one process.
+
+    Args:
+        coordinator: of the run.
+        feed: its name.
+        opening: what ``join`` answered.
+        plan: who supplies what of each batch.
+        process_index: of this process.
+        make_batch: the leaves of one step out of fetched bytes, on the devices or not.
+        limits: how far ahead, how long.
+    """
+
+    def __init__(
+        self,
+        coordinator: ActorHandle,
+        feed: str,
+        opening: Opening,
+        plan: BatchPlan,
+        process_index: int,
+        make_batch: Callable[[Stretch, int], Batch],
+        limits: FeedLimits,
+    ) -> None:
+        self.counters = FeedCounters()
+        self._coordinator = coordinator
+        self._feed = feed
+        self._opening = opening
+        self._process_index = process_index
+        self._limits = limits
+        self._make_batch = make_batch
+        self._batch_size = opening.spec.config.batch_size
+        epochs = opening.spec.epochs()
+        cursor = None if opening.start is None else Cursor.from_json(opening.start)
+        self._schedule = Schedule(opening.spec.source_plans(epochs), start=cursor)
+        self._fetcher = Fetcher(feed, opening, plan, process_index)
+        self._taken = self._granted = 0 if cursor is None else cursor.step
+        self._bounds: deque[tuple[int, int]] = deque()
+        self._stretch_steps = max(1, limits.stretch_bytes // self._fetcher.step_bytes)
+        self._total: int | None = None
+        self._depth = opening.least_depth
+        self._since = 0
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._state = threading.Condition()
+        self._stretches: queue.Queue[Stretch | None] = queue.Queue(maxsize=1)
+        self._ready: queue.Queue[Batch | None] = queue.Queue(maxsize=limits.prefetch)
+        self._stage = "opening"
+        self._started = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=f"meshfeed-{name}", daemon=True)
+            for name, work in (
+                ("update", self._update),
+                ("fetch", self._fetch),
+                ("assemble", self._assemble),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- for the trainer ------------------------------------------------------------------------
+
+    def take(self) -> Batch | None:
+        """The batch of the next step, or None at the end of the feed.
+
+        Raises:
+            StallError: none came within ``timeout_s``.
+            MeshfeedError: what ended the run.
+        """
+        began = time.monotonic()
+        warned = False
+        while True:
+            try:
+                batch = self._ready.get(timeout=0 if self._ready.qsize() else 0.2)
+                break
+            except queue.Empty:
+                waited = time.monotonic() - began
+                self._raise_error()
+                if waited > self._limits.timeout_s:
+                    raise StallError(
+                        f"batch of step {self._taken}",
+                        waited,
+                        generation=self._opening.generation,
+                        host=str(self._process_index),
+                        stage=self._stage,
+                    ) from None
+                if waited > self._limits.stall_s and not warned:
+                    warned = True
+                    self._report_stall(waited)
+        self._count_wait(time.monotonic() - began)
+        if batch is None:
+            self._ready.put(None)
+            self._raise_error()
+            return None
+        with self._state:
+            self._taken += 1
+            self.counters.steps += 1
+            self._state.notify_all()
+        return batch
+
+    @property
+    def step(self) -> int:
+        """The step that ``take`` gives next."""
+        return self._taken
+
+    def cursor(self) -> Cursor:
+        """Where the feed is after the last batch taken: the same on every host."""
+        with self._state:
+            row = self._taken * self._batch_size
+            total = self._schedule.total_rows
+            return self._schedule.cursor(row if total is None else min(row, total), self._taken)
+
+    def close(self) -> None:
+        """Ends the threads, and lets the coordinator release what this host will not take."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._state:
+            self._state.notify_all()
+        for channel in (self._ready, self._stretches):
+            _drain(channel)
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    # -- threads --------------------------------------------------------------------------------
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the trainer, which raises it
+            if not self._closed.is_set():
+                self._error = _cause(error)
+                with self._state:
+                    self._state.notify_all()
+
+    def _update(self) -> None:
+        """Asks again when half of what was granted is taken, or at once when there is no more."""
+        while not self._closed.is_set():
+            with self._state:
+                self._state.wait_for(self._wants_more, timeout=2.0)
+                finished = self._total is not None and self._taken >= self._total
+                if self._closed.is_set():
+                    return
+                if not finished and not self._wants_more():
+                    continue
+                taken, granted = self._taken, self._granted
+            self.counters.polls += 1
+            update: FeedUpdate = ray.get(
+                self._coordinator.poll.remote(
+                    self._feed,
+                    self._opening.generation,
+                    self._process_index,
+                    acked=taken,
+                    granted=granted,
+                    since=self._since,
+                    waited=self.counters.waiting_seconds,
+                    known_nodes=len(self._fetcher.nodes),
+                ),
+                timeout=self._limits.timeout_s,
+            )
+            self._apply(update)
+            if finished:
+                return
+
+    def _wants_more(self) -> bool:
+        if self._closed.is_set():
+            return True
+        if self._total is not None and self._granted >= self._total:
+            return self._taken >= self._total
+        return self._granted - self._taken <= max(self._depth // 2, 1)
+
+    def _apply(self, update: FeedUpdate) -> None:
+        self._fetcher.learn(update)
+        with self._state:
+            for source, rows in _runs(update.events):
+                self._schedule.append(source, rows)
+            self._since = update.next_event
+            self._depth = update.depth
+            for grant in update.grants:
+                self._bounds += _split(self._granted, grant, self._stretch_steps)
+                self._granted = grant
+            self._total = update.total_steps
+            self._state.notify_all()
+
+    def _fetch(self) -> None:
+        """Fetches granted steps in stretches, one of them always under way ahead."""
+        ahead: Stretch | None = None
+        while not self._closed.is_set():
+            if ahead is None:
+                self._stage = "grant"
+                with self._state:
+                    self._state.wait_for(lambda: self._closed.is_set() or self._fetchable(), 1.0)
+                    if self._closed.is_set():
+                        return
+                    if not self._bounds and self._granted == self._total:
+                        break
+                ahead = self._request()
+                continue
+            now, ahead = ahead, self._request()
+            self._stage = "fetch"
+            now.wait(self._limits.timeout_s)
+            self.counters.bytes_fetched += now.nbytes
+            self.counters.fetches += now.requests
+            self._put(self._stretches, now)
+        self._put(self._stretches, None)
+
+    def _fetchable(self) -> bool:
+        return bool(self._bounds) or self._granted == self._total
+
+    def _request(self) -> Stretch | None:
+        """Asks for the next stretch, if one is granted."""
+        with self._state:
+            if not self._bounds:
+                return None
+            begin, end = self._bounds.popleft()
+            first, last = begin * self._batch_size, end * self._batch_size
+            total = self._schedule.total_rows
+            places = self._schedule.locate(first, last if total is None else min(last, total))
+        return self._fetcher.request(begin, end, places)
+
+    def _assemble(self) -> None:
+        while not self._closed.is_set():
+            try:
+                stretch = self._stretches.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if stretch is None:
+                break
+            for step in range(stretch.begin, stretch.end):
+                self._stage = "assemble"
+                if not self._put(self._ready, self._make_batch(stretch, step)):
+                    return
+        self._put(self._ready, None)
+
+    def _put(self, channel: queue.Queue[Any], item: Any) -> bool:
+        while not self._closed.is_set():
+            try:
+                channel.put(item, timeout=0.5)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def _count_wait(self, seconds: float) -> None:
+        counters = self.counters
+        if counters.steps == 0:
+            counters.first_batch_seconds = time.monotonic() - self._started
+            return
+        counters.waiting_seconds += seconds
+        if seconds > 0.001:
+            stage = self._stage
+            counters.waited_for[stage] = counters.waited_for.get(stage, 0.0) + seconds
+
+    def _report_stall(self, waited: float) -> None:
+        """One line that names who waits for what."""
+        try:
+            status = ray.get(self._coordinator.status.remote(), timeout=10)
+        except ray.exceptions.RayError as error:
+            log.warning(
+                "step %d: no batch for %.1f s, and no status: %s", self._taken, waited, error
+            )
+            return
+        feed = status["feeds"][self._feed]
+        busy = [
+            f"{r['reader']} (pid {r['pid']}) in {r['stage']} of {r['what']} for {r['seconds']:.1f} s"
+            for r in status["readers"]
+            if r.get("stage")
+        ]
+        log.warning(
+            "stall: generation %d, host %d, step %d: no batch for %.1f s, stage %s; window needed: "
+            "%s; readers: %s",
+            self._opening.generation,
+            self._process_index,
+            self._taken,
+            waited,
+            self._stage,
+            feed.get("limiting_window"),
+            "; ".join(busy) or "idle",
+        )
+
+    def _raise_error(self) -> None:
+        error = self._error
+        if error is None:
+            return
+        if isinstance(error, MeshfeedError):
+            raise error
+        raise FeedError(
+            f"feed {self._feed}, host {self._process_index}, step {self._taken}: {error}"
+        ) from error
+
+
+def _split(begin: int, end: int, most: int) -> list[tuple[int, int]]:
+    """[begin, end) in stretches of at most so many steps."""
+    return [(at, min(at + most, end)) for at in range(begin, end, most)]
+
+
+def _runs(events: Any) -> list[tuple[int, list[int]]]:
+    """Events int64[n, 5] as (source, row counts), in an order that keeps each source's own."""
+    rows: dict[int, list[int]] = {}
+    for source, _, _, count, _ in events.tolist():
+        rows.setdefault(source, []).append(count)
+    return list(rows.items())
+
+
+def _drain(channel: queue.Queue[Any]) -> None:
+    while True:
+        try:
+            channel.get_nowait()
+        except queue.Empty:
+            return
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong on the other side, not the fact that a Ray task failed."""
+    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
+        cause: BaseException = error.cause
+        return cause
+    return error

@@ -1,0 +1,124 @@
+"""What the actors say to each other. Every message of a feed carries its generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.feed_state import WindowKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLease:
+    """A window to run."""
+
+    feed: str
+    key: WindowKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """A window that has run, or failed. The rows stay on the node; only counts travel.
+
+    Attributes:
+        nbytes: of its block in shared memory.
+        tokens: unmasked tokens.
+        padding: masked tokens in its rows.
+        storage_bytes: read from storage for it.
+        used_bytes: of the used columns as they are stored.
+        seconds: by stage (``read``, ``transform``, ``tokenize``, ``pack``).
+        skipped: (shard, place, reason) of every record that was left out.
+        counts: other counters by name (``truncated_tokens``, ``empty_records``, ...).
+        error: the exception that ended it, when it failed.
+    """
+
+    feed: str
+    key: WindowKey
+    rows: int = 0
+    nbytes: int = 0
+    tokens: int = 0
+    padding: int = 0
+    records: int = 0
+    storage_bytes: int = 0
+    used_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    skipped: tuple[tuple[str, str, str], ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    reader: str = ""
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUpdate:
+    """What a node is to do next."""
+
+    leases: tuple[WindowLease, ...] = ()
+    releases: tuple[tuple[str, WindowKey], ...] = ()
+    specs: dict[str, FeedSpec] = field(default_factory=dict)
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A membership has opened a feed.
+
+    Attributes:
+        generation: carried by every message from now on.
+        spec: of the feed.
+        start: cursor at which it begins, as plain JSON values; None: at row 0.
+        least_depth: steps that a grant reaches ahead at least.
+    """
+
+    generation: int
+    spec: FeedSpec
+    start: dict[str, Any] | None
+    max_steps: int | None
+    least_depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedUpdate:
+    """The grant, and what has entered the ledger since the host last asked.
+
+    Attributes:
+        grants: given since the host last asked, in order: steps before the last may be taken.
+            Every host sees the same bounds and fetches between the same.
+        total_steps: of the feed, None until its end is known.
+        events: int64[n, 5], in ledger order: source, epoch, window, rows, node.
+        next_event: what the host gives as ``since`` next time.
+        moved: int64[m, 4]: source, epoch, window, node of windows that now lie elsewhere.
+        nodes: handles of nodes that the host may not know yet.
+        depth: steps that a grant reaches ahead now.
+    """
+
+    grants: tuple[int, ...]
+    total_steps: int | None
+    events: npt.NDArray[np.int64]
+    next_event: int
+    moved: npt.NDArray[np.int64]
+    nodes: dict[int, Any]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """All regions of a stretch of steps that one node holds for one host.
+
+    Attributes:
+        windows: the windows that rows are taken from.
+        regions: for each, int32[rows] index into ``windows``, int32[rows] row within the
+            window, and the (begin, end) of its columns.
+        share_key: hosts that need the same region give the same key; "" for a slice of its own.
+        share_count: hosts that will ask for it.
+    """
+
+    feed: str
+    generation: int
+    windows: tuple[WindowKey, ...]
+    regions: tuple[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], tuple[int, int]], ...]
+    share_key: str = ""
+    share_count: int = 1

@@ -1,0 +1,202 @@
+"""The node server: answers for the row blocks of one node.
+
+It owns the node's readers, hands them windows, and cuts regions out of their blocks for hosts. Each
+concern has a thread of its own, so that a fetch never waits for a tokenizer and a report never
+waits for a fetch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import ray
+import xxhash
+from ray.actor import ActorHandle
+
+from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
+from meshfeed.actors.reader_pool import ReaderPool
+from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block
+from meshfeed.pipeline.data.blocks import RowBlock
+from meshfeed.pipeline.data.regions import cut_region, region_nbytes
+from meshfeed.pipeline.plan.errors import MeshfeedError, StallError
+from meshfeed.pipeline.plan.feed_state import WindowKey
+from meshfeed.pipeline.plan.run_config import RunConfig
+
+SHARED_CUTS = 32
+"""Cuts kept at most for hosts of a slice group that have not asked yet."""
+
+Answer = tuple[Any, int] | list[WindowKey]
+
+
+class NodeServer:
+    """Wrapped as a Ray actor, one on each reader node.
+
+    Args:
+        node: number that the coordinator gave.
+        config: of the run.
+        coordinator: handle of the run's coordinator.
+        readers: processes to run here.
+    """
+
+    def __init__(
+        self, node: int, config: RunConfig, coordinator: ActorHandle, readers: int
+    ) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._timeout_s = config.timeout_seconds
+        self._folder = NodeFolder(config.run_id)
+        self._blocks: dict[tuple[str, WindowKey], RowBlock] = {}
+        self._shared: OrderedDict[str, _SharedCut] = OrderedDict()
+        self._cuts = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._updates: list[NodeUpdate] = []
+        self._pool = ReaderPool(node, config, self._folder.path, readers)
+        for work in (self._obey, self._work):
+            threading.Thread(target=self._guard, args=(work,), daemon=True).start()
+
+    def ready(self) -> dict[str, Any]:
+        """Who and where this is."""
+        node_id = ray.get_runtime_context().get_node_id()
+        return {
+            "node": self._node,
+            "pid": os.getpid(),
+            "ray_node": node_id,
+            "readers": len(self._pool),
+        }
+
+    def watch(self) -> None:
+        """Returns when the server stops; fails at once when it dies."""
+        self._stopping.wait()
+
+    def in_work(self) -> list[dict[str, Any]]:
+        """What each reader does right now: reader, stage, feed, what, pid, seconds."""
+        return self._pool.in_work()
+
+    def cuts(self) -> int:
+        """Regions cut so far; hosts of one slice group share theirs."""
+        return self._cuts
+
+    def stop(self) -> None:
+        """Ends readers and threads and removes the shared memory."""
+        self._stopping.set()
+        self._wake.set()
+        self._pool.kill()
+        with self._lock:
+            self._blocks.clear()
+            self._shared.clear()
+        self._folder.close()
+
+    def fetch(self, request: FetchRequest) -> Answer:
+        """The regions that a request names, in one flat buffer, and its digest.
+
+        Returns:
+            (uint8[nbytes], xxh3-64 of it), the buffer as a one-element list of an object
+            reference where several hosts share it; or the windows that are not here.
+        """
+        if request.share_count == 1:
+            return self._cut(request)
+        with self._lock:
+            shared = self._shared.setdefault(request.share_key, _SharedCut())
+            first = not shared.asked
+            shared.asked += 1
+            if shared.asked == request.share_count:
+                del self._shared[request.share_key]
+            while len(self._shared) > SHARED_CUTS:
+                self._shared.popitem(last=False)
+        if first:
+            answer = self._cut(request)
+            if isinstance(answer, tuple):
+                answer = ([ray.put(answer[0])], answer[1])
+            shared.give(answer)
+        return shared.take(self._timeout_s)
+
+    def _cut(self, request: FetchRequest) -> Answer:
+        with self._lock:
+            found = [self._blocks.get((request.feed, key)) for key in request.windows]
+        blocks = [block for block in found if block is not None]
+        if len(blocks) < len(found):
+            pairs = zip(request.windows, found, strict=True)
+            return [key for key, block in pairs if block is None]
+        format = blocks[0].format
+        sizes = [region_nbytes(format, len(rows), c1 - c0) for _, rows, (c0, c1) in request.regions]
+        buffer = np.empty(sum(sizes), np.uint8)
+        at = 0
+        for (windows, rows, (c0, c1)), size in zip(request.regions, sizes, strict=True):
+            if size:
+                cut_region(blocks, windows, rows, c0, c1, buffer[at : at + size], format=format)
+            at += size
+        with self._lock:
+            self._cuts += 1
+        return buffer, xxhash.xxh3_64_intdigest(buffer)
+
+    def _guard(self, work: Any) -> None:
+        """A failure in a thread of the server is the run's."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - reported to every host by the coordinator
+            if not self._stopping.is_set():
+                known = isinstance(error, MeshfeedError)
+                told = error if known else MeshfeedError(f"node {self._node}: {error!r}")
+                self._coordinator.fail.remote(told)
+
+    def _obey(self) -> None:
+        """Asks the coordinator what to do, for as long as both live."""
+        while not self._stopping.is_set():
+            update: NodeUpdate = ray.get(self._coordinator.node_turn.remote(self._node))
+            for feed, key in update.releases:
+                with self._lock:
+                    self._blocks.pop((feed, key), None)
+                block_path(self._folder.path, feed, key).unlink(missing_ok=True)
+            with self._lock:
+                self._updates.append(update)
+            self._wake.set()
+            if update.stop:
+                return
+
+    def _work(self) -> None:
+        """Keeps every reader busy and reports what they have run."""
+        while not self._stopping.is_set():
+            with self._lock:
+                updates, self._updates = self._updates, []
+                self._wake.clear()
+            for update in updates:
+                if update.specs:
+                    self._pool.prepare(update.specs)
+                self._pool.lease(update.leases)
+            reports = self._pool.turn(timeout_s=0.05)
+            for report in reports:
+                self._open(report)
+            if reports:
+                self._coordinator.completed.remote(self._node, reports)
+            elif not self._pool.busy:
+                self._wake.wait(timeout=1.0)
+
+    def _open(self, report: WindowReport) -> None:
+        if report.error is None and report.rows:
+            block = open_block(block_path(self._folder.path, report.feed, report.key))
+            with self._lock:
+                self._blocks[report.feed, report.key] = block
+
+
+class _SharedCut:
+    """A region that the first host of a slice group has cut and the others take."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._given = threading.Event()
+        self._answer: Answer = []
+
+    def give(self, answer: Answer) -> None:
+        self._answer = answer
+        self._given.set()
+
+    def take(self, timeout_s: float) -> Answer:
+        if not self._given.wait(timeout_s):
+            raise StallError("shared region", timeout_s, stage="cut")
+        return self._answer

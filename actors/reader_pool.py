@@ -1,0 +1,181 @@
+"""The readers of one node: who has which window, and what happens when one dies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from meshfeed.actors.messages import WindowLease, WindowReport
+from meshfeed.actors.reader import Reader
+from meshfeed.actors.shared_memory import StageFile
+from meshfeed.pipeline.plan.errors import ReadError
+from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.feed_state import WindowKey
+from meshfeed.pipeline.plan.leasing import SLOTS_PER_READER
+from meshfeed.pipeline.plan.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+POISON_DEATHS = 3
+"""A window that ends so many readers is reported as failed instead of being tried again."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A reader and how many windows it has been given."""
+
+    name: str
+    handle: ActorHandle
+    life: int
+    busy: int = 0
+
+
+class ReaderPool:
+    """Starts the readers of a node, hands them windows and collects what they report.
+
+    Used by one thread; ``in_work`` may be called from any.
+
+    Args:
+        node: number of the node, for names.
+        config: of the run.
+        folder: the node's folder in shared memory.
+        size: number of readers.
+    """
+
+    def __init__(self, node: int, config: RunConfig, folder: Path, size: int) -> None:
+        self._node = node
+        self._config = config
+        self._folder = folder
+        self._specs: dict[str, FeedSpec] = {}
+        self._waiting: deque[WindowLease] = deque()
+        self._running: dict[Any, tuple[_Slot, WindowLease]] = {}
+        self._preparing: list[Any] = []
+        self._deaths: dict[tuple[str, WindowKey], int] = {}
+        self._slots = [self._start(i, 0) for i in range(size)]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def busy(self) -> bool:
+        """Some window runs or waits."""
+        return bool(self._running or self._waiting)
+
+    def prepare(self, specs: dict[str, FeedSpec]) -> None:
+        """Tells every reader of the feeds, before their first window."""
+        self._specs.update(specs)
+        self._preparing += [slot.handle.prepare.remote(specs) for slot in self._slots]
+
+    def lease(self, leases: Sequence[WindowLease]) -> None:
+        """Windows to run, in order."""
+        self._waiting.extend(leases)
+
+    def turn(self, timeout_s: float) -> list[WindowReport]:
+        """Hands out windows and waits for some to finish.
+
+        Raises:
+            MeshfeedError: a reader refused to serve the feeds, e.g. its tokenizer differs.
+        """
+        self._check_preparing()
+        self._hand_out()
+        if not self._running:
+            return []
+        finished, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
+        if finished and len(self._running) > 1:
+            rest = [result for result in self._running if result not in finished]
+            finished += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        reports = [self._collect(result) for result in finished]
+        self._hand_out()
+        return [report for report in reports if report is not None]
+
+    def in_work(self) -> list[dict[str, Any]]:
+        """What each reader does right now: reader, stage, feed, what, pid, seconds."""
+        entries = []
+        now = time.time()
+        for slot in self._slots:
+            stage = self._stage(slot)
+            since = stage.pop("since", now)
+            entries.append({"reader": slot.name, "seconds": now - since} | stage)
+        return entries
+
+    def kill(self) -> None:
+        """Ends all readers."""
+        for slot in self._slots:
+            ray.kill(slot.handle)
+
+    def _start(self, index: int, life: int) -> _Slot:
+        name = f"node{self._node}-reader{index}" + (f".{life}" if life else "")
+        node_id = ray.get_runtime_context().get_node_id()
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+        handle = (
+            ray.remote(Reader)
+            .options(num_cpus=1, scheduling_strategy=here)
+            .remote(name, str(self._folder), self._config)
+        )
+        return _Slot(name, handle, life)
+
+    def _check_preparing(self) -> None:
+        if not self._preparing:
+            return
+        done, self._preparing = ray.wait(
+            self._preparing, num_returns=len(self._preparing), timeout=0
+        )
+        for result in done:
+            try:
+                ray.get(result)
+            except ray.exceptions.RayActorError:
+                log.warning("a reader of node %d died while it prepared", self._node)
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            slot = min(self._slots, key=lambda s: s.busy)
+            if slot.busy >= SLOTS_PER_READER:
+                return
+            lease = self._waiting.popleft()
+            slot.busy += 1
+            self._running[slot.handle.run.remote(lease)] = (slot, lease)
+
+    def _collect(self, result: Any) -> WindowReport | None:
+        """What became of a window; None when it is to be run again."""
+        slot, lease = self._running.pop(result)
+        slot.busy -= 1
+        try:
+            report: WindowReport = ray.get(result)
+        except ray.exceptions.RayActorError as error:
+            return self._reader_died(slot, lease, error)
+        except ray.exceptions.RayTaskError as error:
+            return WindowReport(feed=lease.feed, key=lease.key, reader=slot.name, error=error)
+        self._deaths.pop((lease.feed, lease.key), None)
+        return report
+
+    def _reader_died(
+        self, slot: _Slot, lease: WindowLease, error: Exception
+    ) -> WindowReport | None:
+        stage = self._stage(slot)
+        if slot in self._slots:
+            index = self._slots.index(slot)
+            self._slots[index] = self._start(index, slot.life + 1)
+            self._preparing.append(self._slots[index].handle.prepare.remote(self._specs))
+            log.warning("reader %s died in %s and was replaced", slot.name, stage or "no window")
+        name = (lease.feed, lease.key)
+        self._deaths[name] = self._deaths.get(name, 0) + 1
+        if self._deaths[name] < POISON_DEATHS:
+            self._waiting.appendleft(lease)
+            return None
+        shard = str(stage.get("what", lease.key))
+        failure = ReadError(shard, POISON_DEATHS, f"the reader died each time: {error}")
+        return WindowReport(feed=lease.feed, key=lease.key, reader=slot.name, error=failure)
+
+    def _stage(self, slot: _Slot) -> dict[str, Any]:
+        try:
+            return StageFile.open(self._folder / f"{slot.name}.stage").get()
+        except FileNotFoundError:
+            return {}

@@ -1,0 +1,142 @@
+"""``meshfeed.start``: brings a run up on a Ray cluster; ``Run``: how everyone reaches it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from meshfeed.actors.coordinator import Coordinator
+from meshfeed.pipeline.data.prepare import prepare_feeds
+from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.plan.errors import ConfigError, StallError
+from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.run_config import RunConfig
+
+NAMESPACE = "meshfeed"
+"""Ray namespace of all named actors; their names carry the run's id."""
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is up.
+
+    Attributes:
+        config: its settings.
+        specs: of its feeds, by name.
+        coordinator: its actor.
+    """
+
+    config: RunConfig
+    specs: dict[str, FeedSpec]
+    coordinator: ActorHandle
+
+    @classmethod
+    def find(cls, run_dir: str) -> Run:
+        """The run that is up with this run directory, from any process of its Ray cluster.
+
+        Raises:
+            ConfigError: no run is up there.
+        """
+        folder = RunFolder(run_dir)
+        config = folder.load_config()
+        _connect_to_ray()
+        try:
+            coordinator = ray.get_actor(_name(config), namespace=NAMESPACE)
+        except ValueError:
+            raise ConfigError(
+                "run", f"no run is up in {run_dir}", "Start it first, in the same Ray cluster"
+            ) from None
+        return cls(config=config, specs=folder.load_specs(), coordinator=coordinator)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the coordinator; errors come as they were raised there."""
+        try:
+            return ray.get(
+                getattr(self.coordinator, method).remote(*args, **kwargs),
+                timeout=self.config.timeout_seconds + 30,
+            )
+        except ray.exceptions.RayTaskError as error:
+            if error.cause is None:
+                raise
+            raise error.cause from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise StallError(
+                f"answer of the coordinator to {method}", self.config.timeout_seconds + 30
+            ) from error
+
+    def status(self) -> dict[str, Any]:
+        """What every feed, node and reader is doing."""
+        status: dict[str, Any] = self.call("status")
+        return status
+
+    def stop(self) -> None:
+        """Ends readers, node servers and the coordinator. The run directory stays."""
+        try:
+            self.call("stop")
+        finally:
+            ray.kill(self.coordinator)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def start(config: RunConfig) -> Run:
+    """Prepares the run directory and starts coordinator, node servers and readers.
+
+    Uses the Ray cluster that this process is connected to or that ``RAY_ADDRESS`` names; else
+    starts a local one.
+
+    Raises:
+        ConfigError: a setting is wrong; DataError, ReadError: the data cannot be listed or read.
+        ChangedError: the run directory holds a run with other data or settings.
+    """
+    specs = prepare_feeds(config)
+    _connect_to_ray()
+    coordinator = (
+        ray.remote(Coordinator)
+        .options(num_cpus=0, name=_name(config), namespace=NAMESPACE, max_concurrency=10_000)
+        .remote(config, specs)
+    )
+    run = Run(config=config, specs=specs, coordinator=coordinator)
+    run.call("start", _placement(config))
+    return run
+
+
+def _placement(config: RunConfig) -> dict[str, int]:
+    """Readers of each Ray node: one a free core, or as many in all as the run says."""
+    alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    cores = {node["NodeID"]: int(node["Resources"]["CPU"]) for node in alive}
+    if not cores:
+        raise ConfigError("readers", "no Ray node has a CPU for a reader")
+    wanted = config.readers or sum(cores.values())
+    if wanted > sum(cores.values()):
+        raise ConfigError(
+            "readers",
+            f"{wanted} readers do not fit on the {sum(cores.values())} CPUs that Ray has",
+            "Start Ray with more --num-cpus or ask for fewer readers",
+        )
+    placement = dict.fromkeys(cores, 0)
+    while sum(placement.values()) < wanted:
+        node = max(cores, key=lambda n: cores[n] - placement[n])
+        placement[node] += 1
+    return {node: count for node, count in placement.items() if count}
+
+
+def _connect_to_ray() -> None:
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+
+
+def _name(config: RunConfig) -> str:
+    return f"coordinator-{config.run_id}"

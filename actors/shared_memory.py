@@ -1,0 +1,137 @@
+"""Row blocks in shared memory: one file a window, in one folder a node server.
+
+The folder is named by run, so that two runs never touch each other, and is locked while its node
+server lives: what a killed server left behind is recognised by its free lock and removed at the
+next start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshfeed.pipeline.data.blocks import RowBlock
+from meshfeed.pipeline.plan.feed_state import WindowKey
+
+ROOT = Path("/dev/shm")
+STAGE_BYTES = 512
+
+
+class NodeFolder:
+    """The shared-memory folder of one node server, held by a lock."""
+
+    def __init__(self, run_id: str, root: Path = ROOT) -> None:
+        remove_leftovers(run_id, root)
+        self.path = root / f"meshfeed-{run_id}-{os.getpid()}-{time.monotonic_ns()}"
+        self.path.mkdir(mode=0o700)
+        self._lock = (self.path / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Removes the folder and everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_leftovers(run_id: str, root: Path = ROOT) -> list[Path]:
+    """Removes folders of this run whose node server is gone; gives what it removed."""
+    removed = []
+    for folder in root.glob(f"meshfeed-{run_id}-*"):
+        try:
+            with (folder / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except FileNotFoundError:
+            if time.time() - folder.stat().st_mtime < 60:
+                continue
+        shutil.rmtree(folder, ignore_errors=True)
+        removed.append(folder)
+    return removed
+
+
+def block_path(folder: Path, feed: str, key: WindowKey) -> Path:
+    """Where the block of a window lies."""
+    name = feed.replace("/", "~")
+    return folder / f"{name}.{key.source}.{key.epoch}.{key.window}.rows"
+
+
+class BlockFile:
+    """A block being written: laid where other processes will map it, there whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.nbytes = 0
+        self._path = path
+        self._partial = path.with_suffix(f".{os.getpid()}.partial")
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Writable memory of the file."""
+        self.nbytes = nbytes
+        with self._partial.open("wb+") as file:
+            file.truncate(nbytes)
+            return memoryview(mmap.mmap(file.fileno(), nbytes))
+
+    def commit(self) -> None:
+        """The block is whole."""
+        self._partial.rename(self._path)
+
+    def discard(self) -> None:
+        """The block failed."""
+        self._partial.unlink(missing_ok=True)
+
+
+def open_block(path: Path) -> RowBlock:
+    """A block as another process wrote it, without copying."""
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    return RowBlock.from_buffer(np.frombuffer(view, np.uint8))
+
+
+class StageFile:
+    """What a reader is doing right now, readable even while it is stopped or stuck."""
+
+    def __init__(self, view: mmap.mmap, name: str) -> None:
+        self._view = view
+        self._name = name
+
+    @classmethod
+    def create(cls, path: Path) -> StageFile:
+        """A new file, idle."""
+        path.write_bytes(b"\0" * STAGE_BYTES)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> StageFile:
+        """The file of a running reader."""
+        with path.open("r+b") as file:
+            return cls(mmap.mmap(file.fileno(), STAGE_BYTES), path.stem)
+
+    def set(self, stage: str, feed: str, what: Any) -> None:
+        """The reader has entered a stage."""
+        self._write({"stage": stage, "feed": feed, "what": str(what), "since": time.time()})
+
+    def idle(self) -> None:
+        """The reader waits for a window."""
+        self._write({})
+
+    def get(self) -> dict[str, Any]:
+        """``stage``, ``feed``, ``what`` (the shard or window) and ``since``; empty when idle."""
+        text = self._view[:].split(b"\0", 1)[0]
+        try:
+            return dict(json.loads(text)) if text else {}
+        except ValueError:
+            return {}
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if "what" in entry:
+            entry["what"] = entry["what"][-300:]
+        text = json.dumps(entry).encode()[: STAGE_BYTES - 1]
+        self._view[: len(text) + 1] = text + b"\0"

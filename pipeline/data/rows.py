@@ -1,0 +1,194 @@
+"""Rows are a pure function: what a window's rows are, whoever runs it.
+
+``rows(manifest, order settings, exceptions, seed, source, epoch, window)``: nothing else enters here.
+A ``WindowRunner`` holds what is the same for all windows of a source; ``run`` is that function.
+Readers run it in the cluster, ``meshfeed.open`` runs the same code without one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshfeed.pipeline.data.blocks import BlockFormat
+from meshfeed.pipeline.data.chunk_cache import ChunkCache
+from meshfeed.pipeline.data.pack import Allocate, Packed, pack
+from meshfeed.pipeline.data.records import BadRecord, RecordSpec
+from meshfeed.pipeline.data.source_reader import SourceReader
+from meshfeed.pipeline.data.storage import Storage
+from meshfeed.pipeline.data.tokenizers import Tokenizer
+from meshfeed.pipeline.data.tokens import RecordTokens, record_tokens
+from meshfeed.pipeline.data.transforms import TransformChain
+from meshfeed.pipeline.plan.config import BadRecords, FeedConfig, SourceConfig
+from meshfeed.pipeline.plan.manifest import SourceManifest
+from meshfeed.pipeline.plan.windows import EpochWindows, Window
+
+Skipped = tuple[str, str, str]
+"""(shard, place, reason) of a record that was left out."""
+
+
+@dataclass(slots=True)
+class WindowStats:
+    """What a window took and gave; ``seconds`` by stage."""
+
+    records: int = 0
+    tokens: int = 0
+    padding: int = 0
+    storage_bytes: int = 0
+    used_bytes: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRows:
+    """The rows of a window, and where each segment came from.
+
+    Attributes:
+        packed: block, segments and counts.
+        shards: int32 [records], shard_index of each record that was packed.
+        places: int64 [records], place of each in its shard.
+        place_unit: what places count.
+        stats: what it took.
+    """
+
+    packed: Packed
+    shards: np.ndarray
+    places: np.ndarray
+    place_unit: str
+    stats: WindowStats
+
+
+class WindowRunner:
+    """Runs windows of one source of one feed.
+
+    Args:
+        feed: order settings.
+        source: the source's settings.
+        manifest: its shards.
+        block_format: of the feed.
+        tokenizer: None where the column holds token ids.
+        storage: the process's way to storage.
+        cache: chunks that windows share; None: this process alone keeps the last group.
+        on_stage: told (stage, shard or "") when a stage begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        feed: FeedConfig,
+        source: SourceConfig,
+        manifest: SourceManifest,
+        block_format: BlockFormat,
+        tokenizer: Tokenizer | None,
+        storage: Storage,
+        cache: ChunkCache | None = None,
+        on_stage: Callable[[str, str], None] = lambda stage, shard: None,
+    ) -> None:
+        self._feed = feed
+        self._source = source
+        self._manifest = manifest
+        self._format = block_format
+        self._tokenizer = tokenizer
+        self._on_stage = on_stage
+        self._reader = SourceReader(manifest, RecordSpec.of(source), storage, cache, on_stage)
+        self._transforms = TransformChain(source.transforms)
+        self._epochs: dict[int, EpochWindows] = {}
+
+    def run(self, epoch: int, index: int, allocate: Allocate | None = None) -> WindowRows:
+        """The rows of one window.
+
+        Args:
+            epoch: pass over the source.
+            index: window within the epoch.
+            allocate: where the block is laid; None: new memory.
+
+        Raises:
+            DataError: a record is bad and the source's policy is ``fail``.
+            ReadError: storage failed.
+        """
+        stats = WindowStats()
+        window = self._windows(epoch).window(index)
+        with self._timed(stats, "read"):
+            records = self._reader.records(window)
+        stats.storage_bytes, stats.used_bytes = records.storage_bytes, records.used_bytes
+        bad = list(records.bad)
+        with self._timed(stats, "transform"):
+            records, faults = self._transforms.before_tokenizer(records, self._key(epoch))
+        bad += faults
+        with self._timed(stats, "tokenize"):
+            tokens, faults = record_tokens(records, self._source, self._tokenizer)
+        bad += faults
+        with self._timed(stats, "transform"):
+            tokens, faults = self._transforms.after_tokenizer(tokens, self._key(epoch))
+        bad += faults
+        stats.skipped = self._policy(bad)
+        with self._timed(stats, "pack"):
+            packed = self._pack(tokens, allocate)
+        stats.records = len(tokens.places)
+        stats.tokens, stats.padding = packed.tokens, packed.padding
+        stats.counts = {
+            name: getattr(packed, name)
+            for name in ("empty_records", "overlong_records", "truncated_tokens")
+        }
+        return WindowRows(
+            packed=packed,
+            shards=tokens.shards,
+            places=tokens.places,
+            place_unit=records.place_unit,
+            stats=stats,
+        )
+
+    def window(self, epoch: int, index: int) -> Window:
+        """Which records a window owns."""
+        return self._windows(epoch).window(index)
+
+    def _pack(self, tokens: RecordTokens, allocate: Allocate | None) -> Packed:
+        feed = self._feed
+        return pack(
+            tokens.ids,
+            tokens.offsets,
+            format=self._format,
+            packing=feed.packing,
+            overlong=feed.overlong,
+            max_segments=feed.max_segments,
+            loss=tokens.loss if self._format.loss_mask else None,
+            allocate=allocate,
+        )
+
+    def _policy(self, bad: list[BadRecord]) -> tuple[Skipped, ...]:
+        """Bad records as they are listed, or the first as the error that it is."""
+        if bad and self._source.bad_records is BadRecords.FAIL:
+            first = min(bad)
+            raise first.error(self._manifest.address(first.shard_index))
+        return tuple(
+            (self._manifest.address(b.shard_index), f"{b.unit} {b.place}", b.reason) for b in bad
+        )
+
+    def _windows(self, epoch: int) -> EpochWindows:
+        if epoch not in self._epochs:
+            while len(self._epochs) >= 2:
+                self._epochs.pop(next(iter(self._epochs)))
+            self._epochs[epoch] = EpochWindows(
+                self._manifest, self._feed.shuffle, self._feed.seed, epoch
+            )
+        return self._epochs[epoch]
+
+    def _key(self, epoch: int) -> tuple[int, str, int]:
+        """What the random choices of a record's transforms depend on, beside the record itself."""
+        return self._feed.seed, self._source.name, epoch
+
+    @contextmanager
+    def _timed(self, stats: WindowStats, stage: str) -> Iterator[None]:
+        self._on_stage(stage, "")
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            stats.seconds[stage] = stats.seconds.get(stage, 0.0) + seconds

@@ -1,0 +1,145 @@
+"""The run directory: everything that a run keeps, as plain data.
+
+::
+
+    RUN_DIR/
+      config.json        the settings as they were given
+      feeds.json         what is fixed for each feed: settings, dtype, engine, fingerprints
+      manifest.json      the shards of every source, and the sizes that fix its windows
+      ledger/            one append-only file a feed: rows of the windows that have run
+      skipped.jsonl      every record that was left out, with file, place and reason
+      report.json        written by ``meshfeed simulate``
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshfeed.pipeline.plan.config import FeedConfig
+from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
+from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.feed_state import WindowKey
+from meshfeed.pipeline.plan.ledger import Ledger
+from meshfeed.pipeline.plan.manifest import Manifest
+from meshfeed.pipeline.plan.run_config import RunConfig, feed_from_plain, run_from_plain
+
+
+class RunFolder:
+    """Reads and writes a run directory."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.path = Path(run_dir)
+        self._listed: set[tuple[str, str, str]] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """A run has been prepared here."""
+        return (self.path / "feeds.json").exists()
+
+    def save(self, config: RunConfig, specs: Mapping[str, FeedSpec]) -> None:
+        """Keeps what a new run has fixed."""
+        (self.path / "ledger").mkdir(parents=True, exist_ok=True)
+        sources = {
+            f"{name}:{manifest.name}": manifest
+            for name, spec in specs.items()
+            for manifest in spec.manifests
+        }
+        feeds = {}
+        for name, spec in specs.items():
+            plain = dataclasses.asdict(spec)
+            del plain["manifests"]
+            feeds[name] = plain
+        write_whole(self.path / "manifest.json", Manifest(sources).to_json())
+        self.save_config(config)
+        write_whole(self.path / "feeds.json", json.dumps(feeds, indent=1))
+
+    def save_config(self, config: RunConfig) -> None:
+        """Keeps the settings of this start; those that change no row may differ from the first."""
+        write_whole(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
+
+    def load_config(self) -> RunConfig:
+        """The settings of the run.
+
+        Raises:
+            ConfigError: there is no run here.
+        """
+        return run_from_plain(self._read("config.json"))
+
+    def load_specs(self) -> dict[str, FeedSpec]:
+        """What was fixed for each feed.
+
+        Raises:
+            ConfigError: there is no run here.
+            ChangedError: it was made by code that orders rows in another way.
+        """
+        feeds = self._read("feeds.json")
+        manifest = Manifest.from_json((self.path / "manifest.json").read_text())
+        specs = {}
+        for name, plain in feeds.items():
+            config: FeedConfig = feed_from_plain(plain.pop("config"))
+            manifests = tuple(manifest.sources[f"{name}:{s.name}"] for s in config.sources)
+            specs[name] = FeedSpec(config=config, manifests=manifests, **plain)
+        return specs
+
+    def ledger(self, spec: FeedSpec, *, read_only: bool = False) -> Ledger:
+        """The ledger of a feed."""
+        name = spec.config.name.replace("/", "~")
+        path = self.path / "ledger" / f"{name}.ledger"
+        return Ledger(path, spec.fingerprint, read_only=read_only)
+
+    def add_skipped(
+        self, feed: str, source: str, key: WindowKey, skipped: Sequence[tuple[str, str, str]]
+    ) -> int:
+        """Lists records that were left out, durably, each once; gives how many are new."""
+        path = self.path / "skipped.jsonl"
+        if self._listed is None:
+            self._listed = {(s["feed"], s["shard"], s["place"]) for s in self.skipped()}
+        fresh = [s for s in skipped if (feed, s[0], s[1]) not in self._listed]
+        if not fresh:
+            return 0
+        with path.open("a") as file:
+            for shard, place, reason in fresh:
+                self._listed.add((feed, shard, place))
+                entry = {"feed": feed, "source": source, "epoch": key.epoch, "window": key.window}
+                entry |= {"shard": shard, "place": place, "reason": reason}
+                file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return len(fresh)
+
+    def skipped(self) -> list[dict[str, Any]]:
+        """All records that were left out; a line that was torn by a crash is none."""
+        path = self.path / "skipped.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def _read(self, name: str) -> Any:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(
+                "run_dir", f"{self.path} holds no run", "Start one there, or name another folder"
+            ) from None
+        except ValueError as error:
+            raise ChangedError(
+                f"{path} is damaged: {error}. Restore it or use another folder"
+            ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

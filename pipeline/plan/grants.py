@@ -1,0 +1,128 @@
+"""How far ahead hosts may go: grants and acknowledgements.
+
+A *grant* is the permission to take the steps before G, the same for every host. It is bounded by
+what is ready, and in seconds of training ahead of the slowest host, so that a slow trainer does
+not make the cluster hold what nobody takes. Release follows the smallest acknowledgement.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantLimits:
+    """How far ahead of the slowest host a grant may reach.
+
+    Attributes:
+        prefetch: global batches that a host keeps ready on its devices.
+        seconds: of training at the rate seen.
+        gather_seconds: a grant is raised this often at most, unless it is raised by much, so
+            that hosts fetch many steps at once when steps are short.
+    """
+
+    prefetch: int = 2
+    seconds: float = 5.0
+    gather_seconds: float = 0.1
+
+    @property
+    def least_depth(self) -> int:
+        """Steps ahead at least: hosts ask again at half of it and must not wait meanwhile."""
+        return 2 * (self.prefetch + 1)
+
+
+class GrantBook:
+    """The acknowledgements of one membership, and the grant that follows from them.
+
+    Args:
+        processes: ``jax.process_count()`` of the membership.
+        start_step: first step of the membership.
+        limits: how far ahead a grant may reach.
+    """
+
+    def __init__(self, processes: int, start_step: int, limits: GrantLimits) -> None:
+        self._acked: npt.NDArray[np.int64] = np.full(processes, start_step, np.int64)
+        self._limits = limits
+        self._floor = start_step
+        self._granted = start_step
+        self._grants: list[int] = []
+        self._raised: float | None = None
+        self._mark_step = start_step
+        self._mark_time: float | None = None
+        self._rate = 0.0
+
+    @property
+    def floor(self) -> int:
+        """Steps before this one have been taken by every host."""
+        return self._floor
+
+    @property
+    def granted(self) -> int:
+        """Steps before this one may be taken. Never falls."""
+        return self._granted
+
+    @property
+    def steps_per_second(self) -> float:
+        """Rate of the slowest host, 0 until it has been seen."""
+        return self._rate
+
+    @property
+    def depth(self) -> int:
+        """Steps that a grant reaches ahead of the slowest host."""
+        return max(self._limits.least_depth, math.ceil(self._rate * self._limits.seconds))
+
+    def acknowledge(self, process: int, step: int, now: float) -> bool:
+        """Process has taken all steps before ``step``; True if that moved the floor."""
+        if step <= self._acked[process]:
+            return False
+        was = self._acked[process]
+        self._acked[process] = step
+        if was > self._floor:
+            return False
+        floor = int(self._acked.min())
+        if floor == self._floor:
+            return False
+        self._floor = floor
+        self._measure(now)
+        return True
+
+    def advance(self, ready_steps: int, now: float, *, ended: bool = False) -> int:
+        """The grant, now that the steps before ``ready_steps`` are ready.
+
+        Args:
+            ready_steps: steps whose rows are fixed and present.
+            now: seconds, monotonic.
+            ended: no step will follow; nothing is gathered.
+        """
+        reach = min(ready_steps, self._floor + self.depth)
+        more = reach - self._granted
+        due = self._raised is None or now - self._raised >= self._limits.gather_seconds
+        if more > 0 and (due or ended or 4 * more >= self.depth):
+            self._granted = reach
+            self._grants.append(reach)
+            self._raised = now
+        return self._granted
+
+    def grants_after(self, step: int) -> list[int]:
+        """The grants given beyond ``step``, in order: the same bounds for every host."""
+        return self._grants[bisect_right(self._grants, step) :]
+
+    def slowest(self) -> int:
+        """The process that has acknowledged least."""
+        return int(self._acked.argmin())
+
+    def _measure(self, now: float) -> None:
+        if self._mark_time is None:
+            self._mark_step, self._mark_time = self._floor, now
+            return
+        elapsed = now - self._mark_time
+        if elapsed < 0.2:
+            return
+        rate = (self._floor - self._mark_step) / elapsed
+        self._rate = rate if self._rate == 0.0 else 0.5 * self._rate + 0.5 * rate
+        self._mark_step, self._mark_time = self._floor, now
