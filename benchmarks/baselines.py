@@ -16,8 +16,10 @@ memcpy    one thread copying memory
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
+from collections.abc import Callable, Iterable
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,8 +41,8 @@ def encode_rate(engine: str, prepared: corpus.Corpus, seconds: float) -> dict[st
     """Tokens/s of a bare tokenizer on as many processes as this one may use processors.
 
     Every process holds the whole text and goes around in it, from a place of its own. The fast
-    engine first goes around once: it remembers words, and is several times slower with the first
-    text that it sees.
+    engine first goes around once: it remembers words, and is half as fast with text that it has not
+    seen. That first lap, each process for itself, is reported as ``fresh_...``.
     """
     context = get_context("spawn")
     workers = []
@@ -50,8 +52,7 @@ def encode_rate(engine: str, prepared: corpus.Corpus, seconds: float) -> dict[st
         process = context.Process(target=_encode_worker, args=job)
         process.start()
         workers.append((process, here))
-    for _, connection in workers:
-        connection.recv()
+    warm_ups = [connection.recv() for _, connection in workers]
     busy = meter.machine_busy_seconds()
     for _, connection in workers:
         connection.send("start")
@@ -63,7 +64,13 @@ def encode_rate(engine: str, prepared: corpus.Corpus, seconds: float) -> dict[st
     wall = sum(wall for _, wall, _ in results) / cores
     cpu = sum(cpu for _, _, cpu in results)
     others = max(0.0, busy - cpu) / wall
-    return meter.rates(rate * wall, wall, cpu) | {"others_cores": round(others, 2)}
+    fresh = sum(tokens / wall for tokens, wall, _ in warm_ups)
+    fresh_cpu = sum(cpu for _, _, cpu in warm_ups) / sum(tokens for tokens, _, _ in warm_ups)
+    return meter.rates(rate * wall, wall, cpu) | {
+        "others_cores": round(others, 2),
+        "fresh_tokens_per_s": round(fresh),
+        "fresh_cpu_s_per_mtok": round(fresh_cpu * 1e6, 5),
+    }
 
 
 def _encode_worker(
@@ -91,16 +98,23 @@ def _encode_worker(
         count = _count_objects(objects)
         bytes_a_call = prepared.text_bytes / len(calls)
         warm_up = int(_REFERENCE_WARM_UP_BYTES / bytes_a_call) + 1
-    for call in calls[:warm_up]:
-        count(call)
-    connection.send("ready")
+    connection.send(_timed(count, calls[:warm_up], until=float("inf")))
     connection.recv()
-    tokens, at = 0, warm_up
+    rest = itertools.cycle(calls[warm_up:] + calls[:warm_up])
+    connection.send(_timed(count, rest, until=seconds))
+
+
+def _timed(
+    count: Callable[[list[str]], int], calls: Iterable[list[str]], *, until: float
+) -> tuple[int, float, float]:
+    """Tokens, seconds and processor seconds of these calls, as far as the time allows."""
+    tokens = 0
     began, cpu = time.perf_counter(), time.process_time()
-    while (wall := time.perf_counter() - began) < seconds:
-        tokens += count(calls[at % len(calls)])
-        at += 1
-    connection.send((tokens, wall, time.process_time() - cpu))
+    for call in calls:
+        tokens += count(call)
+        if time.perf_counter() - began >= until:
+            break
+    return tokens, time.perf_counter() - began, time.process_time() - cpu
 
 
 def _count_flat(encode: encoders.Encode) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,11 +59,13 @@ def quickest(path: Path) -> Encode:
 
 
 @contextmanager
-def _one_processor() -> Any:
+def _one_processor() -> Iterator[None]:
+    """Threads that are started within see one processor, and may use all of them afterwards."""
     os.environ["RAYON_NUM_THREADS"] = "1"
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), allowed)

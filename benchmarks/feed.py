@@ -1,0 +1,130 @@
+"""meshfeed itself, as a trainer uses it: ``python -m benchmarks.feed --mode text-fast``.
+
+Starts a run and connects to it in one process, takes batches ``[16, 2048]`` as fast as they come,
+waits until each lies on the devices, and drops it: a trainer without a model. After the start-up
+and what was prepared during it have been used up, tokens and processor time of this process and
+all of Ray's are counted; padding is not a token.
+
+=========  =======================================================================
+text-hf    Parquet text, Hugging Face tokenizer, chunk shuffle, concat packing
+text-fast  the same with the fast engine, once around the text before counting
+pretok     Arrow rows of 2,048 ids, record shuffle
+=========  =======================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import corpus, meter, shards
+from benchmarks.baselines import BATCH
+
+_STEP_TOKENS = BATCH * shards.SEQ_LEN
+_WARM_UP_TOKENS = {"text-hf": 5_000_000, "text-fast": 185_000_000, "pretok": 500_000_000}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "text-hf": {"engine": "reference", "shuffle": "chunk"},
+    "text-fast": {"engine": "fast", "shuffle": "chunk"},
+    "pretok": {"shuffle": "record", "eos": False, "column": "tokens"},
+}
+
+
+def settings(mode: str, prepared: corpus.Corpus, run_dir: str, args: Any) -> dict[str, Any]:
+    """The run's settings as a configuration file would give them."""
+    part = "rows" if mode == "pretok" else "parquet"
+    own = {
+        "data": [str(path) for path in prepared.files(part)],
+        "tokenizer": str(prepared.tokenizer),
+        "seq_len": shards.SEQ_LEN,
+        "batch_size": BATCH,
+        "packing": "concat",
+        "epochs": 0,
+        "memory_budget": args.memory_budget,
+        "run_dir": run_dir,
+    }
+    if args.readers:
+        own["readers"] = args.readers
+    return own | _SETTINGS[mode]
+
+
+def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
+    """Tokens/s, processor time, time to the first batch, and how evenly the rate held."""
+    started = meter.process_started()
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+
+    import meshfeed
+
+    jax.config.update("jax_num_cpu_devices", args.devices)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory(prefix="meshfeed-bench-") as run_dir:
+        config = meshfeed.RunConfig.from_mapping(settings(mode, prepared, run_dir, args))
+        began = time.time()
+        run = meshfeed.start(config)
+        mesh = Mesh(np.array(jax.devices()), ("data",))
+        more = {"leaves": tuple(args.leaves.split(","))} if args.leaves else {}
+        feed = meshfeed.connect(run, feed="train", mesh=mesh, **more)
+        batches = iter(feed)
+        wait: Any = jax.block_until_ready
+        wait(next(batches))
+        first = {
+            "first_batch_s": round(time.time() - started, 2),
+            "first_batch_after_start_s": round(time.time() - began, 2),
+        }
+        for _ in range(max(1, _WARM_UP_TOKENS[mode] // _STEP_TOKENS)):
+            wait(next(batches))
+        padding = _padding(feed)
+        window = meter.Window()
+        steps = [_take(batches, wait, args.seconds / 2) for _ in range(2)]
+        done = sum(count for count, _ in steps)
+        tokens = done * _STEP_TOKENS - (_padding(feed) - padding)
+        figures = window.figures(tokens, steps=done)
+        halves = [round(count * _STEP_TOKENS / took) for count, took in steps]
+        close(feed, run)
+    return figures | first | {"first_half": halves[0], "second_half": halves[1]}
+
+
+def _take(batches: Any, wait: Any, seconds: float) -> tuple[int, float]:
+    """Steps taken in about so many seconds, and how many it was."""
+    began, steps = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < seconds:
+        wait(next(batches))
+        steps += 1
+    return steps, took
+
+
+def _padding(feed: Any) -> int:
+    """Tokens of padding that the feed has given so far."""
+    return int(feed.metrics().get("padding", 0))
+
+
+def close(feed: Any, run: Any) -> None:
+    """End the feed and the run that was started for it."""
+    for part in (feed, run):
+        for name in ("close", "stop"):
+            if hasattr(part, name):
+                getattr(part, name)()
+                break
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", choices=list(_SETTINGS), required=True)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--readers", type=int, help="default: one for each core")
+    parser.add_argument("--memory-budget", default="256MB")
+    parser.add_argument("--leaves", help="comma-separated; default: all five")
+    parser.add_argument("--cache", type=Path)
+    args = parser.parse_args()
+    meter.adopt_orphans()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    meter.report(args.mode, measure(args.mode, corpus.load(args.cache), args))
+
+
+if __name__ == "__main__":
+    main()
