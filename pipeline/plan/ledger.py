@@ -5,51 +5,36 @@ every global row that a host may have seen. A process that dies while it appends
 tail: entries of its last batch, none of them granted, which the next one that opens the ledger
 cuts off and runs again. Damage anywhere else is an error, never a shorter ledger.
 
-The file is a header and entries of ``ENTRY``, 48 bytes each, little-endian. ``check`` mixes the
-entry's bytes with its index and the feed's fingerprint; ``place`` is its index in the batch that
-was made durable at once, which is how a torn tail and damage are told apart.
+What the bytes mean is in ``ledger_format``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from meshfeed.pipeline.plan.errors import ChangedError, DataError, DisagreementError
-from meshfeed.pipeline.plan.schedule import Schedule
-from meshfeed.pipeline.plan.shuffle import UInt64s, derive_key, mix64
-
-ENTRY = np.dtype(
-    [
-        ("source", "<u2"),
-        ("place", "<u2"),
-        ("epoch", "<u4"),
-        ("window", "<u8"),
-        ("rows", "<u4"),
-        ("records", "<u4"),
-        ("tokens", "<u8"),
-        ("digest", "<u8"),
-        ("check", "<u8"),
-    ]
+from meshfeed.pipeline.plan.ledger_format import (
+    ENTRY,
+    HEADER_BYTES,
+    Entries,
+    check_header,
+    entries_from_bytes,
+    entry_checks,
+    header,
+    offset,
 )
-Entries = npt.NDArray[np.void]
-"""Entries as they lie in the file: ``ENTRY[n]``."""
+from meshfeed.pipeline.plan.schedule import Schedule
+from meshfeed.pipeline.plan.shuffle import derive_key
 
-LEDGER_VERSION = 1
-
-_MAGIC = b"meshfeed ledger\n"
-_HEADER = struct.Struct("<16sII64s8s")
-_WORDS = ENTRY.itemsize // 8
 _MAX_BATCH = 1 << 16
 _BLOCK = 1 << 16
+_FIND_BLOCK = 1 << 10
 
 
 class LedgerEntry(NamedTuple):
@@ -98,13 +83,13 @@ class Ledger:
         self._key = derive_key("ledger", fingerprint)
         self._last: dict[int, tuple[int, int]] = {}
         if not read_only and not path.exists():
-            _create(path, _header(fingerprint))
+            _create(path, header(fingerprint))
         self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR)
         try:
-            _check_header(path, os.pread(self._file, _HEADER.size, 0), fingerprint)
+            check_header(path, os.pread(self._file, HEADER_BYTES, 0), fingerprint)
             self.num_entries, self.torn_bytes = self._scan()
             if self.torn_bytes and not read_only:
-                os.ftruncate(self._file, _offset(self.num_entries))
+                os.ftruncate(self._file, offset(self.num_entries))
                 os.fsync(self._file)
         except BaseException:
             os.close(self._file)
@@ -123,13 +108,37 @@ class Ledger:
     def read(self, begin: int, end: int) -> Entries:
         """Entries ``[begin, end)``, fewer at the end of the ledger."""
         end = min(end, self.num_entries)
-        data = os.pread(self._file, max(0, end - begin) * ENTRY.itemsize, _offset(begin))
+        data = os.pread(self._file, max(0, end - begin) * ENTRY.itemsize, offset(begin))
         return entries_from_bytes(data)
 
     def replay(self) -> Iterator[Entries]:
         """All entries from the first, in blocks that bound the memory this takes."""
         for begin in range(0, self.num_entries, _BLOCK):
             yield self.read(begin, begin + _BLOCK)
+
+    def rows(self, source: int, epoch: int, window: int) -> int | None:
+        """The row count of a window, None where it is not in the ledger.
+
+        At once for windows that have not run; a binary search of the file for those that have.
+        """
+        key = (epoch, window)
+        if key > self._last.get(source, (-1, -1)):
+            return None
+        low, high = 0, -(-self.num_entries // _FIND_BLOCK)
+        while low < high:
+            middle = found = (low + high) // 2
+            own = self._own_entries(found, source)
+            while not len(own) and found + 1 < high:
+                found += 1
+                own = self._own_entries(found, source)
+            if not len(own) or key < _key_of(own[0]):
+                high = middle
+            elif key > _key_of(own[-1]):
+                low = found + 1
+            else:
+                hits = own["rows"][(own["epoch"] == epoch) & (own["window"] == window)]
+                return int(hits[0]) if len(hits) else None
+        return None
 
     def increments(self, from_entry: int, limit: int = _BLOCK) -> bytes:
         """Entries from ``from_entry`` on, at most ``limit``, for ``entries_from_bytes``."""
@@ -167,9 +176,9 @@ class Ledger:
         for name, column in zip(LedgerEntry._fields, zip(*entries, strict=True), strict=True):
             batch[name] = column
         batch["place"] = np.arange(len(entries))
-        batch["check"] = _checks(batch, self.num_entries, self._key)
+        batch["check"] = entry_checks(batch, self.num_entries, self._key)
         try:
-            _write_all(self._file, batch.tobytes(), _offset(self.num_entries))
+            _write_all(self._file, batch.tobytes(), offset(self.num_entries))
             os.fsync(self._file)
         except OSError as error:
             self._cut_back()
@@ -180,19 +189,19 @@ class Ledger:
     def _cut_back(self) -> None:
         """Takes back a batch that failed; where even that fails, no other may follow it."""
         try:
-            os.ftruncate(self._file, _offset(self.num_entries))
+            os.ftruncate(self._file, offset(self.num_entries))
         except OSError:
             self.close()
 
     def _scan(self) -> tuple[int, int]:
         """Checks every entry: (whole entries, bytes of the torn tail)."""
-        size = os.fstat(self._file).st_size - _HEADER.size
+        size = os.fstat(self._file).st_size - HEADER_BYTES
         total = size // ENTRY.itemsize
         torn_from: int | None = None
         for begin in range(0, total, _BLOCK):
             count = min(_BLOCK, total - begin)
-            block = entries_from_bytes(os.pread(self._file, count * ENTRY.itemsize, _offset(begin)))
-            good = block["check"] == _checks(block, begin, self._key)
+            block = entries_from_bytes(os.pread(self._file, count * ENTRY.itemsize, offset(begin)))
+            good = block["check"] == entry_checks(block, begin, self._key)
             if torn_from is None:
                 bad = np.flatnonzero(~good)
                 whole = int(bad[0]) if len(bad) else count
@@ -211,16 +220,15 @@ class Ledger:
         whole_entries = total if torn_from is None else torn_from
         return whole_entries, size - whole_entries * ENTRY.itemsize
 
+    def _own_entries(self, block: int, source: int) -> Entries:
+        entries = self.read(block * _FIND_BLOCK, (block + 1) * _FIND_BLOCK)
+        own: Entries = entries[entries["source"] == source]
+        return own
+
     def _note_last(self, block: Entries) -> None:
         sources, from_end = np.unique(block["source"][::-1], return_index=True)
         for source, index in zip(sources.tolist(), from_end.tolist(), strict=True):
-            entry = block[len(block) - 1 - index]
-            self._last[source] = (int(entry["epoch"]), int(entry["window"]))
-
-
-def entries_from_bytes(data: bytes) -> Entries:
-    """What ``Ledger.increments`` gave, as ``ENTRY[n]``."""
-    return np.frombuffer(data, ENTRY)
+            self._last[source] = _key_of(block[len(block) - 1 - index])
 
 
 def append_entries(schedule: Schedule, entries: Entries) -> None:
@@ -262,38 +270,6 @@ def append_entries(schedule: Schedule, entries: Entries) -> None:
             )
 
 
-def _header(fingerprint: str) -> bytes:
-    name = fingerprint.encode()
-    if not 0 < len(name) <= 64:
-        raise ValueError(f"a fingerprint of {len(name)} bytes; 1 to 64 can be kept")
-    fields = (_MAGIC, LEDGER_VERSION, ENTRY.itemsize, name.ljust(64, b"\0"))
-    return _HEADER.pack(*fields, _header_check(fields))
-
-
-def _header_check(fields: tuple[Any, ...]) -> bytes:
-    return hashlib.blake2b(repr(fields).encode(), digest_size=8).digest()
-
-
-def _check_header(path: Path, data: bytes, fingerprint: str) -> None:
-    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise DataError(str(path), "is no ledger", hint="Move it away")
-    *fields, check = _HEADER.unpack(data)
-    if check != _header_check(tuple(fields)):
-        raise DataError(str(path), "is damaged", place="header", hint="Restore it from a copy")
-    _, version, entry_size, name = fields
-    if (version, entry_size) != (LEDGER_VERSION, ENTRY.itemsize):
-        raise ChangedError(
-            f"{path} is of version {version}, this meshfeed keeps version {LEDGER_VERSION}. "
-            "Go on with the meshfeed that began the run"
-        )
-    found = name.rstrip(b"\0").decode()
-    if found != fingerprint:
-        raise ChangedError(
-            f"{path} belongs to a feed with fingerprint {found}, this one has {fingerprint}: its "
-            "data set, order settings or tokenizer are others. Use another run directory"
-        )
-
-
 def _create(path: Path, header: bytes) -> None:
     """Makes the file with its header, whole or not at all."""
     made = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -318,14 +294,5 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
         left, offset = left[written:], offset + written
 
 
-def _offset(entry: int) -> int:
-    return _HEADER.size + entry * ENTRY.itemsize
-
-
-def _checks(entries: Entries, first: int, key: int) -> UInt64s:
-    """The check of each entry: ENTRY[n] whose first has index ``first`` -> uint64 [n]."""
-    words = entries.view("<u8").reshape(len(entries), _WORDS)
-    checks = np.arange(first, first + len(entries), dtype=np.uint64) ^ np.uint64(key)
-    for word in range(_WORDS - 1):
-        checks = mix64(checks) ^ words[:, word].astype(np.uint64)
-    return mix64(checks)
+def _key_of(entry: Any) -> tuple[int, int]:
+    return int(entry["epoch"]), int(entry["window"])

@@ -132,7 +132,9 @@ class Mixture:
             return np.zeros(end - begin, np.int16), rows
         periods, rest = np.divmod(rows, self.period)
         source = self._tables.source[rest]
-        return source, periods * np.array(self.weights)[source] + self._tables.rank[rest]
+        number = periods * np.array(self.weights, np.int64)[source]
+        number += self._tables.rank[rest]
+        return source, number
 
 
 @lru_cache(maxsize=8)

@@ -136,7 +136,10 @@ class Schedule:
         return self._rows[source].window_after(epoch, window)
 
     def append(
-        self, source: int, rows: Sequence[int] | Int64s, records: Sequence[int] | None = None
+        self,
+        source: int,
+        rows: Sequence[int] | Int64s,
+        records: Sequence[int] | Int64s | None = None,
     ) -> None:
         """Row counts of a source's next windows, in order; epochs follow one another.
 

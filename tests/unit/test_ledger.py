@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from order import Source, append_next, located, opened, plans, source_lists
 
 from meshfeed.pipeline.plan.errors import ChangedError, DataError, DisagreementError
-from meshfeed.pipeline.plan.ledger import (
-    ENTRY,
-    Ledger,
-    LedgerEntry,
-    append_entries,
-    entries_from_bytes,
-)
+from meshfeed.pipeline.plan.ledger import Ledger, LedgerEntry, append_entries
+from meshfeed.pipeline.plan.ledger_format import ENTRY, entries_from_bytes
 from meshfeed.pipeline.plan.schedule import Schedule
 
 HEADER = 96
@@ -154,6 +149,24 @@ def test_batches_larger_than_the_batch_index_are_split(tmp_path: Path) -> None:
     with Ledger(tmp_path / "big", "f") as ledger:
         assert windows_in(ledger) == list(range(many))
         assert [len(block) for block in ledger.replay()] == [2**16, 5]
+
+
+def test_row_counts_are_found_by_window_also_of_a_rare_source(tmp_path: Path) -> None:
+    entries, at = [], {0: (0, 0), 1: (0, 0), 2: (0, 0)}
+    for i in range(20_000):
+        source = 2 if i in (9_000, 9_001, 19_999) else i % 3 % 2
+        epoch, window = at[source]
+        entries.append(LedgerEntry(source, epoch, window, i % 1009))
+        at[source] = (epoch, window + 1) if window < 700 else (epoch + 1, 0)
+    with Ledger(tmp_path / "l", "f") as ledger:
+        assert ledger.rows(0, 0, 0) is None
+        ledger.append(entries)
+        for e in [*entries[::37], *(e for e in entries if e.source == 2), entries[-2]]:
+            assert ledger.rows(e.source, e.epoch, e.window) == e.rows
+        for source, after in at.items():
+            assert ledger.rows(source, *after) is None
+        for missing in ((0, 3, 701), (1, 0, 10**6), (2, 0, 3), (3, 0, 0)):
+            assert ledger.rows(*missing) is None
 
 
 @settings(max_examples=60, deadline=None)
