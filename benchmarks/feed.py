@@ -5,11 +5,12 @@ waits until each lies on the devices, and drops it: a trainer without a model. A
 and what was prepared during it have been used up, tokens and processor time of this process and
 all of Ray's are counted; padding is not a token.
 
-=========  =======================================================================
-text-hf    Parquet text, Hugging Face tokenizer, chunk shuffle, concat packing
-text-fast  the same with the fast engine, once around the text before counting
-pretok     Arrow rows of 2,048 ids, record shuffle
-=========  =======================================================================
+=============  ===================================================================
+text-hf        Parquet text, Hugging Face tokenizer, chunk shuffle, concat packing
+text-fast      the same with the fast engine, twice around the text before counting
+pretok         Arrow rows of 2,048 ids, record shuffle
+pretok-tokens  the same, for a trainer that wants the leaf ``tokens`` alone
+=============  ===================================================================
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from benchmarks import corpus, meter, shards
 from benchmarks.baselines import BATCH
 
 _STEP_TOKENS = BATCH * shards.SEQ_LEN
-_WARM_UP_TOKENS = {"text-hf": 5_000_000, "text-fast": 185_000_000, "pretok": 500_000_000}
+_WARM_UP_TOKENS = {"text-hf": 5_000_000, "text-fast": 185_000_000, "pretok": 300_000_000}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "text-hf": {"engine": "reference", "shuffle": "chunk"},
     "text-fast": {"engine": "fast", "shuffle": "chunk"},
     "pretok": {"shuffle": "record", "eos": False, "column": "tokens"},
 }
+_SETTINGS["pretok-tokens"] = _SETTINGS["pretok"]
+_WARM_UP_TOKENS["pretok-tokens"] = _WARM_UP_TOKENS["pretok"]
+_LEAVES = {"pretok-tokens": ("tokens",)}
 
 
 def settings(mode: str, prepared: corpus.Corpus, run_dir: str, args: Any) -> dict[str, Any]:
     """The run's settings as a configuration file would give them."""
-    part = "rows" if mode == "pretok" else "parquet"
+    part = "rows" if mode.startswith("pretok") else "parquet"
     own = {
         "data": [str(path) for path in prepared.files(part)],
         "tokenizer": str(prepared.tokenizer),
@@ -66,7 +70,7 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         began = time.time()
         run = meshfeed.start(config)
         mesh = Mesh(np.array(jax.devices()), ("data",))
-        more = {"leaves": tuple(args.leaves.split(","))} if args.leaves else {}
+        more = {"leaves": _LEAVES[mode]} if mode in _LEAVES else {}
         feed = meshfeed.connect(run, feed="train", mesh=mesh, **more)
         batches = iter(feed)
         wait: Any = jax.block_until_ready
@@ -77,14 +81,20 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         }
         for _ in range(max(1, _WARM_UP_TOKENS[mode] // _STEP_TOKENS)):
             wait(next(batches))
-        padding = _padding(feed)
         window = meter.Window()
         steps = [_take(batches, wait, args.seconds / 2) for _ in range(2)]
         done = sum(count for count, _ in steps)
-        tokens = done * _STEP_TOKENS - (_padding(feed) - padding)
-        figures = window.figures(tokens, steps=done)
+        figures = window.figures(done * _STEP_TOKENS, steps=done)
+        padding = _padding_fraction(run)
+        for rate, real in (("tokens_per_s", 1 - padding), ("cpu_s_per_mtok", 1 / (1 - padding))):
+            figures[rate] *= real
+        figures |= {
+            "padding_fraction": round(padding, 5),
+            "waited_for": feed.metrics()["waited_for"],
+        }
         halves = [round(count * _STEP_TOKENS / took) for count, took in steps]
-        close(feed, run)
+        feed.close()
+        run.stop()
     return figures | first | {"first_half": halves[0], "second_half": halves[1]}
 
 
@@ -97,18 +107,11 @@ def _take(batches: Any, wait: Any, seconds: float) -> tuple[int, float]:
     return steps, took
 
 
-def _padding(feed: Any) -> int:
-    """Tokens of padding that the feed has given so far."""
-    return int(feed.metrics().get("padding", 0))
-
-
-def close(feed: Any, run: Any) -> None:
-    """End the feed and the run that was started for it."""
-    for part in (feed, run):
-        for name in ("close", "stop"):
-            if hasattr(part, name):
-                getattr(part, name)()
-                break
+def _padding_fraction(run: Any) -> float:
+    """Padding among the tokens of all windows that have run."""
+    sources = run.status()["feeds"]["train"]["sources"].values()
+    padding = sum(source["padding"] for source in sources)
+    return float(padding / max(1, padding + sum(source["tokens"] for source in sources)))
 
 
 def main() -> None:
@@ -118,7 +121,6 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--readers", type=int, help="default: one for each core")
     parser.add_argument("--memory-budget", default="256MB")
-    parser.add_argument("--leaves", help="comma-separated; default: all five")
     parser.add_argument("--cache", type=Path)
     args = parser.parse_args()
     meter.adopt_orphans()

@@ -164,10 +164,12 @@ def compare(
     """The ratio of each comparison: median, lowest and highest of the rounds that have both."""
     table = []
     for comparison in comparisons:
+        if not {comparison.measured, comparison.limit} <= set(results):
+            continue
         pairs = [
             (measured[comparison.figure], limit[comparison.figure])
             for measured, limit in zip(
-                results.get(comparison.measured, []), results.get(comparison.limit, []), strict=True
+                results[comparison.measured], results[comparison.limit], strict=True
             )
             if measured and limit
         ]
