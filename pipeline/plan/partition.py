@@ -58,7 +58,9 @@ class AxisRoles:
             for axis in getattr(self, role):
                 if axis in roles:
                     raise ConfigError(
-                        f"{role}_axes", f"{axis!r} stands in {roles[axis]}_axes as well"
+                        f"{role}_axes",
+                        f"{axis!r} stands in {roles[axis]}_axes as well",
+                        "Each axis has one role",
                     )
                 roles[axis] = role
 
@@ -66,8 +68,8 @@ class AxisRoles:
 def resolve(
     partition: Any,
     mesh: MeshLayout,
-    *,
     roles: AxisRoles | None = None,
+    *,
     leaf_names: Mapping[str, str] | None = None,
 ) -> dict[str, Spec]:
     """The spec of every leaf.

@@ -236,6 +236,9 @@ def cover(boxes: npt.NDArray[np.int64]) -> HostSlice:
     Args:
         boxes: int64 [n, 4], n at least 1.
     """
+    if len(boxes) == 1:
+        top, bottom, left, right = boxes[0].tolist()
+        return HostSlice((SlicePart(((top, bottom),), ((left, right),)),))
     row_edges = np.unique(boxes[:, :2])
     col_edges = np.unique(boxes[:, 2:])
     # A cell lies between neighbouring edges. Each box adds 1 at its first cell and takes it back
@@ -260,7 +263,7 @@ def union(slices: Iterable[HostSlice]) -> HostSlice:
     """What a process fetches when its leaves have different specs: all of ``slices``, no more."""
     boxes = [
         (*rows, *cols)
-        for one in slices
+        for one in dict.fromkeys(slices)
         for part in one.parts
         for rows in part.rows
         for cols in part.cols

@@ -42,14 +42,14 @@ def test_copies_that_differ_name_both_processes_and_the_place() -> None:
 
 
 def test_a_box_that_nobody_has_is_named() -> None:
-    with pytest.raises(DisagreementError, match="rows 4-7, columns 0-2 .* is missing"):
+    with pytest.raises(DisagreementError, match=r"rows 4-7, columns 0-2 .* is missing"):
         _agreed({0: [_digest(QUARTERS[0])], 1: [_digest(QUARTERS[1]), _digest(QUARTERS[3])]})
     with pytest.raises(DisagreementError, match="leaf tokens: no process has any of it"):
         _agreed({0: []})
 
 
 def test_boxes_that_overlap_without_being_copies_are_named() -> None:
-    with pytest.raises(DisagreementError, match="rows 2-3, columns 0-5 .* is there 2 times"):
+    with pytest.raises(DisagreementError, match=r"rows 2-3, columns 0-5 .* is there 2 times"):
         _agreed({0: [_digest((0, 4, 0, 6))], 1: [_digest((2, 8, 0, 6))]})
 
 
@@ -74,7 +74,7 @@ def test_a_leaf_that_the_batch_has_not_is_named() -> None:
 def test_joined_boxes_are_the_batch() -> None:
     tiles = [(box, BATCH[box[0] : box[1], box[2] : box[3]]) for box in [*QUARTERS, QUARTERS[1]]]
     np.testing.assert_array_equal(join_boxes(tiles, SHAPE), BATCH)
-    with pytest.raises(DisagreementError, match="rows 0-3, columns 0-2 .* is missing"):
+    with pytest.raises(DisagreementError, match=r"rows 0-3, columns 0-2 .* is missing"):
         join_boxes(tiles[1:], SHAPE)
     with pytest.raises(DisagreementError, match="two copies of rows 0-3, columns 0-2 differ"):
         join_boxes([*tiles, (QUARTERS[0], np.zeros((4, 3), np.int32))], SHAPE)
