@@ -122,9 +122,13 @@ def _list_column(
     arrays = []
     missing = np.zeros(len(records), bool)
     for i, record in enumerate(records):
-        missing[i] = record.get(name) is None
-        ids = None if missing[i] else _integers(record[name])
-        if missing[i]:
+        value = record.get(name)
+        if isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == 1:
+            arrays.append(value)
+            continue
+        ids = None if value is None else _integers(value)
+        if value is None:
+            missing[i] = True
             faults |= {i: _missing(record, name)} if required else {}
         elif ids is None:
             faults[i] = f"column {name!r} is not a list of integers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,7 +146,9 @@ def _faults(
 
 def _token_faults(table: pa.Table, vocab_size: int) -> dict[int, str]:
     ids, offsets = _flat(table, TOKENS)
-    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    outside = np.empty(0, np.int64)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     rows = np.searchsorted(offsets, outside, side="right") - 1
     faults = {
         int(row): f"token {ids[at]} is not within 0..{vocab_size - 1}"
@@ -159,7 +162,7 @@ def _token_faults(table: pa.Table, vocab_size: int) -> dict[int, str]:
     return faults
 
 
-def _flat(table: pa.Table, name: str) -> tuple[Ints, Ints]:
+def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], Ints]:
     """Values and offsets of an integer list column; nulls are empty lists."""
     column = table.column(name)
     column = column.cast(pa.large_list(column.type.value_type)).combine_chunks()
@@ -168,4 +171,4 @@ def _flat(table: pa.Table, name: str) -> tuple[Ints, Ints]:
     lengths = column.value_lengths().fill_null(0).to_numpy()
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return column.flatten().to_numpy(zero_copy_only=False).astype(np.int64, copy=False), offsets
+    return column.flatten().to_numpy(zero_copy_only=False), offsets

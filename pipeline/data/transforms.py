@@ -15,7 +15,8 @@ Further marks: ``@randomized`` functions are called with a ``numpy.random.Genera
 (seed, source, epoch, shard, place) alone, vectorized ones with a ``uint64`` seed per row;
 ``@after_tokenizer`` ones see ``{"tokens": int32 array, "loss_mask": uint8 array}`` instead of
 text, with BOS and EOS in place; ``@needs("lang")`` names columns to read besides the source's own.
-Columns of integer lists come as numpy arrays, everything else as ``to_pylist`` gives it.
+Columns of integer lists come as numpy arrays (read-only: copy before writing), everything else as
+``to_pylist`` gives it.
 
 Order depends on what transforms do, so that each has a fingerprint: its ``version`` attribute
 where it has one, else a digest of its module's source. Modules that this one imports are not
