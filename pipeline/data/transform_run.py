@@ -78,7 +78,8 @@ class _Rows:
         if self._table is None and self._records is not None:
             wanted = self.columns() if columns is None else columns
             return table_of(self._records, wanted, self._types, required=columns is not None)
-        return (self._table if columns is None else self._table.select(columns)), {}
+        table: Any = self._table
+        return (table if columns is None else table.select(columns)), {}
 
     def leave_out(self, rows: Sequence[int]) -> None:
         keep = np.ones(len(self.source), bool)
@@ -219,10 +220,9 @@ class TransformRun:
     ) -> tuple[pa.Table, Ints]:
         rows = len(table)
         given = table.append_column(RECORD_INDEX, pa.array(np.arange(rows, dtype=np.int64)))
-        made = transform.call(given) if seeds is None else transform.call(given, seeds)
-        index = None
-        if isinstance(made, tuple) and len(made) == 2:
-            made, index = made
+        result = transform.call(given) if seeds is None else transform.call(given, seeds)
+        pair = isinstance(result, tuple) and len(result) == 2
+        made, index = result if pair else (result, None)
         if not isinstance(made, pa.Table):
             raise ConfigError(
                 self._setting,

@@ -75,9 +75,11 @@ class Tokenizer(Protocol):
         Raises:
             TextError: some texts are null or not UTF-8, or the engine refuses them.
         """
+        ...
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Text of some ids, special tokens included, for a person to read."""
+        ...
 
 
 class TextError(DataError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
 
@@ -31,12 +32,14 @@ class HuggingFaceTokenizer(EngineTokenizer):
         use_one_thread()
         import tokenizers
 
+        installed = version("tokenizers")
+        loader: Any = tokenizers.Tokenizer  # its stubs leave out half of it
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(file.data)
+            self._tokenizer: Any = loader.from_buffer(file.data)
         except Exception as error:
             raise ConfigError(
                 SETTING,
-                f"tokenizers {tokenizers.__version__} cannot load {file.path}: {error}",
+                f"tokenizers {installed} cannot load {file.path}: {error}",
                 "Is it a tokenizer.json, and of a newer tokenizers?",
             ) from error
         _check_deterministic(self._tokenizer, file)
@@ -45,7 +48,7 @@ class HuggingFaceTokenizer(EngineTokenizer):
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         super().__init__(
             engine="tokenizers",
-            version=tokenizers.__version__,
+            version=installed,
             file=file,
             vocab_size=max(ids.values(), default=-1) + 1,
             ids=huggingface_ids(config, file, ids),
