@@ -13,18 +13,21 @@ from typing import Any
 import jax
 import numpy as np
 from grain import DatasetIterator
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from meshfeed.actors.fetching import Stretch
-from meshfeed.actors.host_feed import FeedLimits, HostFeed
+from meshfeed.actors.feed_limits import FeedLimits
+from meshfeed.actors.host_feed import HostFeed
 from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget
 from meshfeed.pipeline.assemble.shardings import layout_of
+from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES, derive
+from meshfeed.pipeline.data.regions import wire_nbytes
 from meshfeed.pipeline.plan.batch_plan import BatchPlan, plan_batch
 from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
-from meshfeed.pipeline.plan.errors import ConfigError
+from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
 from meshfeed.pipeline.plan.partition import AxisRoles, resolve
 from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
 
@@ -72,7 +75,7 @@ def connect(
     )
 
 
-class FeedIterator(DatasetIterator[dict[str, Any]]):
+class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # grain has no types
     """Batches of a feed: dicts of global ``jax.Array``s [batch_size, seq_len], or local numpy.
 
     ``get_state`` describes the last batch *returned*, never one prefetched, and is the same bytes
@@ -118,6 +121,20 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):
         """The step that comes next."""
         return self._host.step
 
+    @property
+    def real_rows(self) -> int:
+        """Rows of the batch returned last that are not padding; they come first."""
+        return self._host.rows_of(self._host.step - 1)
+
+    @property
+    def shardings(self) -> list[NamedSharding]:
+        """How each leaf lies on the devices."""
+        return [leaf.sharding for leaf in self._target.leaves.values()]
+
+    def wire_bytes(self, rows: int, cols: int) -> int:
+        """Bytes that a region of the batch takes on its way from a node to this host."""
+        return wire_nbytes(BlockFormat.of(self._run.specs[self._feed]), rows, cols)
+
     def get_state(self) -> dict[str, Any]:
         """Where the feed is, as plain JSON values; the same on every process."""
         return {
@@ -152,7 +169,6 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):
             "bytes_fetched": counters.bytes_fetched,
             "fetches": counters.fetches,
             "polls": counters.polls,
-            "sources": self._host.sources(),
         }
 
     def close(self) -> None:
@@ -168,21 +184,34 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):
     def _open(self, start: dict[str, Any] | None) -> HostFeed[dict[str, Any]]:
         config = self._run.config
         opening: Opening = self._run.call(
-            "join", self._feed, jax.process_index(), jax.process_count(), start
+            "join", self._feed, jax.process_index(), jax.process_count(), self._checked(start)
         )
         return HostFeed(
             self._run.coordinator,
             self._feed,
-            opening,
-            self._plan,
-            jax.process_index(),
-            self._make_batch,
-            FeedLimits(
+            opening=opening,
+            plan=self._plan,
+            process_index=jax.process_index(),
+            make_batch=self._make_batch,
+            limits=FeedLimits(
                 prefetch=config.prefetch,
                 stall_s=config.stall_seconds,
                 timeout_s=config.timeout_seconds,
             ),
         )
+
+    def _checked(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The cursor of a state of this feed."""
+        if state is None:
+            return None
+        now = self._run.specs[self._feed].fingerprint
+        if state["fingerprint"] != now:
+            raise ChangedError(
+                f"the state of feed {self._feed!r} has fingerprint {state['fingerprint']}, "
+                f"this run has {now}: its data, order settings or tokenizer are others"
+            )
+        cursor: dict[str, Any] = state["cursor"]
+        return cursor
 
     def _make_batch(self, stretch: Stretch, step: int) -> dict[str, Any]:
         """The leaves of one step, on the devices."""
@@ -208,7 +237,7 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):
 def _plan(config: RunConfig, feed: str, mesh: Mesh, partition: Any) -> BatchPlan:
     settings = config.feed(feed)
     layout = layout_of(mesh)
-    roles = AxisRoles(data=config.data_axes, sequence=config.sequence_axes)
+    roles = AxisRoles(data=config.data_axes, sequence=config.sequence_axes, model=config.model_axes)
     specs = resolve(config.partition if partition is None else partition, layout, roles)
     return plan_batch(
         layout,

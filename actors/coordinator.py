@@ -14,14 +14,13 @@ import time
 from collections import defaultdict
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 
+import ray
 from meshfeed.actors.feed_desk import FeedDesk
 from meshfeed.actors.membership import Joining
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowLease, WindowReport
 from meshfeed.actors.node import NodeServer
-from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.plan.errors import DataError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
@@ -69,7 +68,10 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._calls: dict[str, int] = defaultdict(int)
         self._watchers: list[asyncio.Task[None]] = []
-        self._leases = LeaseBook(block_bytes=self._block_bytes, group=self._group)
+        self._leases = LeaseBook(
+            block_bytes=lambda feed, source: self._desks[feed].block_bytes(source),
+            group=lambda feed, key: self._desks[feed].group(key),
+        )
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -227,48 +229,10 @@ class Coordinator:
             "run_dir": self._config.run_dir,
             "generation": self._generation,
             "error": None if self._error is None else str(self._error),
-            "feeds": {name: self._feed_status(name) for name in self._desks},
+            "feeds": {name: desk.status() for name, desk in self._desks.items()},
             "readers": readers,
             "block_bytes": self._leases.used_bytes,
             "calls": dict(self._calls),
-        }
-
-    def _feed_status(self, name: str) -> dict[str, Any]:
-        desk = self._desks[name]
-        state = desk.state
-        status: dict[str, Any] = {"sources": {}}
-        for source, tally in zip(desk.spec.config.sources, desk.tallies, strict=True):
-            status["sources"][source.name] = {
-                field: getattr(tally, field) for field in tally.__slots__
-            }
-        if state is not None:
-            limiting = state.limiting_window()
-            status |= {
-                "generation": desk.generation,
-                "granted": state.grants.granted,
-                "taken": state.grants.floor,
-                "ready": state.ready_steps,
-                "total_steps": state.total_steps,
-                "steps_per_second": state.grants.steps_per_second,
-                "slowest_process": state.grants.slowest(),
-                "waiting_seconds": dict(desk.waiting_seconds),
-                "limiting_window": None if limiting is None else self._describe(name, limiting),
-            }
-        return status
-
-    def _describe(self, feed: str, key: WindowKey) -> dict[str, Any]:
-        desk = self._desks[feed]
-        spec = desk.spec
-        window = desk.epochs.windows(key.source, key.epoch).window(key.window)
-        manifest = spec.manifests[key.source]
-        shards = sorted({chunk.shard_index for chunk in window.chunks})
-        node = None if desk.state is None else desk.state.holder(key)
-        return {
-            "source": spec.config.sources[key.source].name,
-            "epoch": key.epoch,
-            "window": key.window,
-            "node": node,
-            "shards": [manifest.address(shard) for shard in shards[:4]],
         }
 
     # -- inside ---------------------------------------------------------------------------------
@@ -351,13 +315,3 @@ class Coordinator:
                     place=place,
                     hint="Raise max_bad_records or mend the data; the run directory lists them all",
                 )
-
-    def _block_bytes(self, feed: str, source: int) -> int:
-        desk = self._desks[feed]
-        rows = 1.0 if desk.state is None else desk.state.mean_rows(source)
-        return BlockFormat.of(desk.spec).nbytes(max(1, round(rows)))
-
-    def _group(self, feed: str, key: WindowKey) -> Any:
-        desk = self._desks[feed]
-        window = desk.epochs.windows(key.source, key.epoch).window(key.window)
-        return (key.epoch, window.group)

@@ -6,16 +6,17 @@ No Ray in here: the coordinator and a simulation of a thousand hosts use the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
+from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, StaleGenerationError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
-from meshfeed.pipeline.plan.feed_state import FeedState, WindowKey
+from meshfeed.pipeline.plan.feed_state import FeedState, Publication, WindowKey
 from meshfeed.pipeline.plan.grants import GrantBook, GrantLimits
 from meshfeed.pipeline.plan.ledger import Ledger, LedgerEntry
 from meshfeed.pipeline.plan.schedule import Schedule
@@ -77,8 +78,9 @@ class FeedDesk:
         self._ledger = ledger
         self._max_steps = max_steps
         self._limits = limits
-        self._events: list[tuple[int, int, int, int, int]] = []
+        self._events: list[tuple[int, int, int, int, int, int]] = []
         self._run_before: set[WindowKey] = set()
+        self._written: dict[WindowKey, tuple[int, int]] = {}
 
     def open(self, generation: int, processes: int, start: dict[str, Any] | None) -> Opening:
         """A new membership takes the feed from a cursor on; the one before it ends."""
@@ -131,17 +133,18 @@ class FeedDesk:
         for report in reports:
             again = report.key in self._run_before
             self._run_before.add(report.key)
+            self._written[report.key] = (report.tokens, report.digest)
             self.tallies[report.key.source].add(report, again=again)
-            publications += self.state.completed(report.key, report.rows, node)
-        self._record(publications, {r.key: r.tokens for r in reports})
-        self._events += [(*key, rows, where) for key, rows, where in publications]
+            publications += self.state.completed(report.key, report.rows, report.records, node)
+        self._record(publications)
+        self._events += [(*key, rows, records, where) for key, rows, records, where in publications]
         return self.state.publish(publications)
 
     def update(self, since: int, granted: int, nodes: dict[int, Any]) -> FeedUpdate:
         """What a host is told that has seen ``since`` events and the grant ``granted``."""
         if self.state is None:
             raise StaleGenerationError(0, self.generation)
-        events = np.array(self._events[since:], np.int64).reshape(-1, 5)
+        events = np.array(self._events[since:], np.int64).reshape(-1, 6)
         return FeedUpdate(
             grants=tuple(self.state.grants.grants_after(granted)),
             total_steps=self.state.total_steps,
@@ -152,12 +155,64 @@ class FeedDesk:
             depth=self.state.grants.depth,
         )
 
-    def _record(self, publications: Sequence[Any], tokens: dict[WindowKey, int]) -> None:
+    def status(self) -> dict[str, Any]:
+        """Where the feed is, and what each source has cost and given, as plain values."""
+        sources = zip(self.spec.config.sources, self.tallies, strict=True)
+        status: dict[str, Any] = {"sources": {s.name: asdict(tally) for s, tally in sources}}
+        state = self.state
+        if state is not None:
+            limiting = state.limiting_window()
+            status |= {
+                "generation": self.generation,
+                "granted": state.grants.granted,
+                "taken": state.grants.floor,
+                "ready": state.ready_steps,
+                "total_steps": state.total_steps,
+                "steps_per_second": state.grants.steps_per_second,
+                "slowest_process": state.grants.slowest(),
+                "waiting_seconds": dict(self.waiting_seconds),
+                "limiting_window": None if limiting is None else self._describe(state, limiting),
+            }
+        return status
+
+    def block_bytes(self, source: int) -> int:
+        """Bytes that the next window of a source will take, about."""
+        rows = self.spec.window_rows if self.state is None else self.state.mean_rows(source)
+        return BlockFormat.of(self.spec).nbytes(max(1, round(rows)))
+
+    def group(self, key: WindowKey) -> tuple[int, int]:
+        """Windows of a source with the same value read the same chunks."""
+        window = self.epochs.windows(key.source, key.epoch).window(key.window)
+        return key.epoch, window.group
+
+    def _describe(self, state: FeedState, key: WindowKey) -> dict[str, Any]:
+        window = self.epochs.windows(key.source, key.epoch).window(key.window)
+        manifest = self.spec.manifests[key.source]
+        shards = sorted({chunk.shard_index for chunk in window.chunks})
+        return {
+            "source": self.spec.config.sources[key.source].name,
+            "epoch": key.epoch,
+            "window": key.window,
+            "node": state.holder(key),
+            "shards": [manifest.address(shard) for shard in shards[:4]],
+        }
+
+    def _record(self, publications: Sequence[Publication]) -> None:
         fresh = []
-        for key, rows, _ in publications:
+        for key, rows, records, _ in publications:
             known = self._ledger.rows(*key)
+            tokens, digest = self._written.pop(key, (0, 0))
             if known is None:
-                fresh.append(LedgerEntry(*key, rows=rows, tokens=tokens.get(key, 0)))
+                entry = LedgerEntry(
+                    source=key.source,
+                    epoch=key.epoch,
+                    window=key.window,
+                    rows=rows,
+                    records=records,
+                    tokens=tokens,
+                    digest=digest,
+                )
+                fresh.append(entry)
             elif known != rows:
                 name = self.spec.config.sources[key.source].name
                 raise DisagreementError(

@@ -1,4 +1,4 @@
-"""Fetching: which rows of which windows this process needs for a stretch of steps, and where they go.
+"""Fetching: which rows of which windows this process needs, and where in its batch they go.
 
 A *stretch* is some consecutive steps fetched at once: one request to each node that holds some
 of their rows, answered with one flat buffer.
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import ray
 import xxhash
 
+import ray
 from meshfeed.actors.messages import FeedUpdate, FetchRequest, Opening
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.regions import Region, region_nbytes, view_region
@@ -60,8 +60,8 @@ class Stretch:
                 buffer = ray.get(buffer[0], timeout=timeout_s)
             if xxhash.xxh3_64_intdigest(buffer) != digest:
                 raise DisagreementError(
-                    f"steps {self.begin}..{self.end - 1} from node {node}: the bytes that arrived are "
-                    "not those that were sent"
+                    f"steps {self.begin}..{self.end - 1} from node {node}: what arrived is not "
+                    "what was sent"
                 )
             self.nbytes += buffer.nbytes
             self._cut(node, buffer)
@@ -140,7 +140,7 @@ class Fetcher:
     def learn(self, update: FeedUpdate) -> None:
         """Takes in where windows lie."""
         self.nodes.update(update.nodes)
-        for source, epoch, window, rows, node in update.events.tolist():
+        for source, epoch, window, rows, _, node in update.events.tolist():
             if rows:
                 self._node_of[WindowKey(source, epoch, window)] = node
         for source, epoch, window, node in update.moved.tolist():

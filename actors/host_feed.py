@@ -4,7 +4,7 @@ Three threads and three stations::
 
     update   asks the coordinator for grants and ledger increments     -> Schedule
     fetch    asks nodes for the regions of granted steps               -> bytes of a stretch of steps
-    assemble derives the leaves and puts them on the devices           -> queue of ready batches
+    assemble derives the leaves and puts them on the devices         -> queue of ready batches
 
 The trainer takes from the queue. Nothing here depends on what other hosts do: no collective.
 """
@@ -17,12 +17,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import ray
+import numpy as np
+import numpy.typing as npt
 from ray.actor import ActorHandle
 
+import ray
+from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
 from meshfeed.actors.fetching import Fetcher, Stretch
 from meshfeed.actors.messages import FeedUpdate, Opening
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
@@ -33,36 +35,6 @@ from meshfeed.pipeline.plan.schedule import Schedule
 log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedLimits:
-    """How far a host fetches ahead, and how long it waits.
-
-    Attributes:
-        prefetch: batches ready on the devices.
-        stretch_bytes: fetched from a node at once, at most, beyond the first step.
-        stall_s: a longer wait is logged with what is waited for.
-        timeout_s: a longer wait ends the feed.
-    """
-
-    prefetch: int = 2
-    stretch_bytes: int = 16 << 20
-    stall_s: float = 30.0
-    timeout_s: float = 600.0
-
-
-@dataclass(slots=True)
-class FeedCounters:
-    """What a host has fetched and waited for."""
-
-    steps: int = 0
-    bytes_fetched: int = 0
-    fetches: int = 0
-    polls: int = 0
-    waiting_seconds: float = 0.0
-    first_batch_seconds: float = 0.0
-    waited_for: dict[str, float] = field(default_factory=dict)
 
 
 class HostFeed(Generic[Batch]):
@@ -82,6 +54,7 @@ class HostFeed(Generic[Batch]):
         self,
         coordinator: ActorHandle,
         feed: str,
+        *,
         opening: Opening,
         plan: BatchPlan,
         process_index: int,
@@ -152,7 +125,15 @@ class HostFeed(Generic[Batch]):
                     ) from None
                 if waited > self._limits.stall_s and not warned:
                     warned = True
-                    self._report_stall(waited)
+                    log.warning(
+                        "stall: generation %d, host %d, step %d, stage %s: no batch for %.1f s; %s",
+                        self._opening.generation,
+                        self._process_index,
+                        self._taken,
+                        self._stage,
+                        waited,
+                        what_is_missing(self._coordinator, self._feed),
+                    )
         self._count_wait(time.monotonic() - began)
         if batch is None:
             self._ready.put(None)
@@ -168,6 +149,12 @@ class HostFeed(Generic[Batch]):
     def step(self) -> int:
         """The step that ``take`` gives next."""
         return self._taken
+
+    def rows_of(self, step: int) -> int:
+        """Rows of a step that exist: all but for the last step of the feed."""
+        total = self._schedule.total_rows
+        left = self._batch_size if total is None else total - step * self._batch_size
+        return max(0, min(self._batch_size, left))
 
     def cursor(self) -> Cursor:
         """Where the feed is after the last batch taken: the same on every host."""
@@ -195,7 +182,7 @@ class HostFeed(Generic[Batch]):
             work()
         except BaseException as error:  # noqa: BLE001 - handed to the trainer, which raises it
             if not self._closed.is_set():
-                self._error = _cause(error)
+                self._error = cause_of(error)
                 with self._state:
                     self._state.notify_all()
 
@@ -238,8 +225,8 @@ class HostFeed(Generic[Batch]):
     def _apply(self, update: FeedUpdate) -> None:
         self._fetcher.learn(update)
         with self._state:
-            for source, rows in _runs(update.events):
-                self._schedule.append(source, rows)
+            for source, rows, records in _runs(update.events):
+                self._schedule.append(source, rows, records)
             self._since = update.next_event
             self._depth = update.depth
             for grant in update.grants:
@@ -319,33 +306,6 @@ class HostFeed(Generic[Batch]):
             stage = self._stage
             counters.waited_for[stage] = counters.waited_for.get(stage, 0.0) + seconds
 
-    def _report_stall(self, waited: float) -> None:
-        """One line that names who waits for what."""
-        try:
-            status = ray.get(self._coordinator.status.remote(), timeout=10)
-        except ray.exceptions.RayError as error:
-            log.warning(
-                "step %d: no batch for %.1f s, and no status: %s", self._taken, waited, error
-            )
-            return
-        feed = status["feeds"][self._feed]
-        busy = [
-            f"{r['reader']} (pid {r['pid']}) in {r['stage']} of {r['what']} for {r['seconds']:.1f} s"
-            for r in status["readers"]
-            if r.get("stage")
-        ]
-        log.warning(
-            "stall: generation %d, host %d, step %d: no batch for %.1f s, stage %s; window needed: "
-            "%s; readers: %s",
-            self._opening.generation,
-            self._process_index,
-            self._taken,
-            waited,
-            self._stage,
-            feed.get("limiting_window"),
-            "; ".join(busy) or "idle",
-        )
-
     def _raise_error(self) -> None:
         error = self._error
         if error is None:
@@ -362,12 +322,13 @@ def _split(begin: int, end: int, most: int) -> list[tuple[int, int]]:
     return [(at, min(at + most, end)) for at in range(begin, end, most)]
 
 
-def _runs(events: Any) -> list[tuple[int, list[int]]]:
-    """Events int64[n, 5] as (source, row counts), in an order that keeps each source's own."""
-    rows: dict[int, list[int]] = {}
-    for source, _, _, count, _ in events.tolist():
-        rows.setdefault(source, []).append(count)
-    return list(rows.items())
+def _runs(events: npt.NDArray[np.int64]) -> list[tuple[int, Any, Any]]:
+    """Events int64[n, 6] as (source, row counts, record counts), each source's in its order."""
+    runs = []
+    for source in np.unique(events[:, 0]).tolist():
+        own = events[events[:, 0] == source]
+        runs.append((source, own[:, 3], own[:, 4].tolist()))
+    return runs
 
 
 def _drain(channel: queue.Queue[Any]) -> None:
@@ -376,11 +337,3 @@ def _drain(channel: queue.Queue[Any]) -> None:
             channel.get_nowait()
         except queue.Empty:
             return
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What went wrong on the other side, not the fact that a Ray task failed."""
-    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
-        cause: BaseException = error.cause
-        return cause
-    return error

@@ -37,8 +37,8 @@ class Joining:
             )
         if self._joined and start != self.start:
             raise DisagreementError(
-                f"feed {self._feed}: process {process_index} wants to start at {_short(start)}, others "
-                f"at {_short(self.start)}. Restore the same state on every process"
+                f"feed {self._feed}: process {process_index} wants to start at {_short(start)}, "
+                f"others at {_short(self.start)}. Restore the same state on every process"
             )
         self.start = start
         self._joined.add(process_index)
@@ -52,7 +52,7 @@ class Joining:
         """
         try:
             return await asyncio.wait_for(asyncio.shield(self.opening), timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             missing = sorted(set(range(self.processes)) - self._joined)
             raise StallError(
                 f"process {', '.join(map(str, missing[:8]))} of {self.processes} to join feed "

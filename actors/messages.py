@@ -26,8 +26,10 @@ class WindowReport:
 
     Attributes:
         nbytes: of its block in shared memory.
+        digest: xxh3-64 of the block, 0 where it has no row.
         tokens: unmasked tokens.
         padding: masked tokens in its rows.
+        records: that it was made from, before filters, bad ones included.
         storage_bytes: read from storage for it.
         used_bytes: of the used columns as they are stored.
         seconds: by stage (``read``, ``transform``, ``tokenize``, ``pack``).
@@ -40,6 +42,7 @@ class WindowReport:
     key: WindowKey
     rows: int = 0
     nbytes: int = 0
+    digest: int = 0
     tokens: int = 0
     padding: int = 0
     records: int = 0
@@ -88,7 +91,7 @@ class FeedUpdate:
         grants: given since the host last asked, in order: steps before the last may be taken.
             Every host sees the same bounds and fetches between the same.
         total_steps: of the feed, None until its end is known.
-        events: int64[n, 5], in ledger order: source, epoch, window, rows, node.
+        events: int64[n, 6], in ledger order: source, epoch, window, rows, records, node.
         next_event: what the host gives as ``since`` next time.
         moved: int64[m, 4]: source, epoch, window, node of windows that now lie elsewhere.
         nodes: handles of nodes that the host may not know yet.

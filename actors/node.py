@@ -13,10 +13,10 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-import ray
 import xxhash
 from ray.actor import ActorHandle
 
+import ray
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reader_pool import ReaderPool
 from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block
@@ -129,11 +129,12 @@ class NodeServer:
         at = 0
         for (windows, rows, (c0, c1)), size in zip(request.regions, sizes, strict=True):
             if size:
-                cut_region(blocks, windows, rows, c0, c1, buffer[at : at + size], format=format)
+                part = buffer[at : at + size]
+                cut_region(blocks, windows, rows, c0, c1, out=part, format=format)
             at += size
         with self._lock:
             self._cuts += 1
-        return buffer, xxhash.xxh3_64_intdigest(buffer)
+        return buffer, xxhash.xxh3_64_intdigest(buffer.data)
 
     def _guard(self, work: Any) -> None:
         """A failure in a thread of the server is the run's."""

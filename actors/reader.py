@@ -81,7 +81,7 @@ class Reader:
                 key.epoch, key.window, target.allocate
             )
             target.commit()
-        except Exception as error:  # noqa: BLE001 - whatever ends a window is the coordinator's to judge
+        except Exception as error:  # noqa: BLE001 - the coordinator judges what it means
             target.discard()
             return WindowReport(feed=lease.feed, key=key, reader=self._name, error=error)
         finally:
@@ -92,6 +92,7 @@ class Reader:
             key=key,
             rows=result.packed.block.rows,
             nbytes=target.nbytes,
+            digest=target.digest,
             tokens=stats.tokens,
             padding=stats.padding,
             records=stats.records,

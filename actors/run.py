@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 
+import ray
 from meshfeed.actors.coordinator import Coordinator
 from meshfeed.pipeline.data.prepare import prepare_feeds
 from meshfeed.pipeline.data.run_folder import RunFolder
@@ -89,17 +90,21 @@ class Run:
         self.stop()
 
 
-def start(config: RunConfig) -> Run:
+def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> Run:
     """Prepares the run directory and starts coordinator, node servers and readers.
 
     Uses the Ray cluster that this process is connected to or that ``RAY_ADDRESS`` names; else
     starts a local one.
 
+    Args:
+        config: of the run.
+        progress: told a line for every stage and choice.
+
     Raises:
         ConfigError: a setting is wrong; DataError, ReadError: the data cannot be listed or read.
         ChangedError: the run directory holds a run with other data or settings.
     """
-    specs = prepare_feeds(config)
+    specs = prepare_feeds(config, progress)
     _connect_to_ray()
     coordinator = (
         ray.remote(Coordinator)

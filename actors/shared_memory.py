@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from meshfeed.pipeline.data.blocks import RowBlock
 from meshfeed.pipeline.plan.feed_state import WindowKey
@@ -69,6 +70,8 @@ class BlockFile:
 
     def __init__(self, path: Path) -> None:
         self.nbytes = 0
+        self.digest = 0
+        self._view = memoryview(b"")
         self._path = path
         self._partial = path.with_suffix(f".{os.getpid()}.partial")
 
@@ -77,10 +80,12 @@ class BlockFile:
         self.nbytes = nbytes
         with self._partial.open("wb+") as file:
             file.truncate(nbytes)
-            return memoryview(mmap.mmap(file.fileno(), nbytes))
+            self._view = memoryview(mmap.mmap(file.fileno(), nbytes))
+        return self._view
 
     def commit(self) -> None:
         """The block is whole."""
+        self.digest = xxhash.xxh3_64_intdigest(self._view)
         self._partial.rename(self._path)
 
     def discard(self) -> None:
@@ -116,14 +121,15 @@ class StageFile:
 
     def set(self, stage: str, feed: str, what: Any) -> None:
         """The reader has entered a stage."""
-        self._write({"stage": stage, "feed": feed, "what": str(what), "since": time.time()})
+        entry = {"stage": stage, "feed": feed, "what": str(what), "since": time.time()}
+        self._write(entry | {"pid": os.getpid()})
 
     def idle(self) -> None:
         """The reader waits for a window."""
-        self._write({})
+        self._write({"pid": os.getpid()})
 
     def get(self) -> dict[str, Any]:
-        """``stage``, ``feed``, ``what`` (the shard or window) and ``since``; empty when idle."""
+        """``pid``, and unless idle ``stage``, ``feed``, ``what`` (the shard) and ``since``."""
         text = self._view[:].split(b"\0", 1)[0]
         try:
             return dict(json.loads(text)) if text else {}

@@ -62,7 +62,10 @@ def box_of(index: tuple[slice, ...], global_shape: tuple[int, int]) -> tuple[int
 
 
 def needed_bytes(
-    shardings: list[NamedSharding], global_shape: tuple[int, int], wire: WireBytes
+    shardings: list[NamedSharding],
+    global_shape: tuple[int, int],
+    wire: WireBytes,
+    real_rows: int | None = None,
 ) -> int:
     """Bytes that this process must fetch for one global batch, from JAX's own indices.
 
@@ -70,6 +73,10 @@ def needed_bytes(
         shardings: of all leaves.
         global_shape: (rows, columns).
         wire: (rows, columns) of a region -> bytes that it takes on the wire.
+        real_rows: rows of the batch that are not padding, which does not travel; None: all.
     """
-    boxes = [addressable_boxes(sharding, global_shape) for sharding in set(shardings)]
-    return cover(np.concatenate(boxes)).wire_bytes(wire)
+    boxes = np.concatenate([addressable_boxes(s, global_shape) for s in set(shardings)])
+    if real_rows is not None:
+        boxes = boxes[boxes[:, 0] < real_rows]
+        boxes[:, 1] = np.minimum(boxes[:, 1], real_rows)
+    return cover(boxes).wire_bytes(wire) if len(boxes) else 0

@@ -1,8 +1,8 @@
 """Chunks that several windows of a node draw from, kept decoded in shared memory.
 
-With ``record`` shuffle all windows of a group draw from all of its chunks, and a chunk larger than a
-window is cut into several: each chunk is then read from storage and decoded once a node, by
-whichever reader comes first, and mapped by the others.
+With ``record`` shuffle all windows of a group draw from all of its chunks, and a chunk larger
+than a window is cut into several: each chunk is then read from storage and decoded once a node,
+by whichever reader comes first, and mapped by the others.
 """
 
 from __future__ import annotations

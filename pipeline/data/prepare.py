@@ -1,7 +1,7 @@
 """What the coordinator chooses once for a run: manifests, tokenizer engine, token dtype.
 
-A run directory that holds a run already is checked against what is asked for now: a feed whose data,
-order settings or tokenizer differ is refused, naming what changed.
+A run directory that holds a run already is checked against what is asked for now: a feed whose
+data, order settings or tokenizer differ is refused, naming what changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshfeed.pipeline.plan.run_config import RunConfig
 Progress = Callable[[str], None]
 
 
-def prepare_feeds(config: RunConfig, progress: Progress = lambda line: None) -> dict[str, FeedSpec]:
+def prepare_feeds(config: RunConfig, progress: Progress = lambda _: None) -> dict[str, FeedSpec]:
     """The specs of a run's feeds, made now or taken from its directory.
 
     Args:
@@ -65,9 +65,12 @@ def prepare_feeds(config: RunConfig, progress: Progress = lambda line: None) -> 
 
 def _prepare(feed: FeedConfig, storage: Storage, longest: int, progress: Progress) -> FeedSpec:
     manifests, samples = [], []
+    density = 1.0 if feed.tokenizer.path == "bytes" else 0.25
     for source in feed.sources:
         progress(f"{feed.name}: listing {source.name}")
-        manifest = build_source_manifest(source, storage, seq_len=longest, shuffle=feed.shuffle)
+        manifest = build_source_manifest(
+            source, storage=storage, seq_len=longest, shuffle=feed.shuffle, tokens_per_byte=density
+        )
         manifests.append(manifest)
         progress(f"{feed.name}: {source.name} has {len(manifest.shards)} shards")
         samples.append(first_records(storage, manifest, RecordSpec.of(source)))

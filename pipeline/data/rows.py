@@ -1,31 +1,38 @@
 """Rows are a pure function: what a window's rows are, whoever runs it.
 
-``rows(manifest, order settings, exceptions, seed, source, epoch, window)``: nothing else enters here.
+``rows(manifest, order settings, exceptions, seed, source, epoch, window)``: nothing else enters.
 A ``WindowRunner`` holds what is the same for all windows of a source; ``run`` is that function.
 Readers run it in the cluster, ``meshfeed.open`` runs the same code without one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.chunk_cache import ChunkCache
 from meshfeed.pipeline.data.pack import Allocate, Packed, pack
-from meshfeed.pipeline.data.records import BadRecord, RecordSpec
+from meshfeed.pipeline.data.record_origins import Origins
+from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec
 from meshfeed.pipeline.data.source_reader import SourceReader
 from meshfeed.pipeline.data.storage import Storage
-from meshfeed.pipeline.data.tokenizers import Tokenizer
+from meshfeed.pipeline.data.tokenizers import TokenBatch, Tokenizer
 from meshfeed.pipeline.data.tokens import RecordTokens, record_tokens
-from meshfeed.pipeline.data.transforms import TransformChain
+from meshfeed.pipeline.data.transform_apply import apply_to_records, apply_to_tokens
+from meshfeed.pipeline.data.transforms import Stage, load_transforms
 from meshfeed.pipeline.plan.config import BadRecords, FeedConfig, SourceConfig
 from meshfeed.pipeline.plan.manifest import SourceManifest
 from meshfeed.pipeline.plan.windows import EpochWindows, Window
+
+Shards = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int64]
 
 Skipped = tuple[str, str, str]
 """(shard, place, reason) of a record that was left out."""
@@ -58,8 +65,8 @@ class WindowRows:
     """
 
     packed: Packed
-    shards: np.ndarray
-    places: np.ndarray
+    shards: Shards
+    places: Places
     place_unit: str
     stats: WindowStats
 
@@ -88,7 +95,7 @@ class WindowRunner:
         tokenizer: Tokenizer | None,
         storage: Storage,
         cache: ChunkCache | None = None,
-        on_stage: Callable[[str, str], None] = lambda stage, shard: None,
+        on_stage: Callable[[str, str], None] = lambda _stage, _shard: None,
     ) -> None:
         self._feed = feed
         self._source = source
@@ -96,8 +103,13 @@ class WindowRunner:
         self._format = block_format
         self._tokenizer = tokenizer
         self._on_stage = on_stage
-        self._reader = SourceReader(manifest, RecordSpec.of(source), storage, cache, on_stage)
-        self._transforms = TransformChain(source.transforms)
+        self._transforms = load_transforms(
+            source.transforms, setting=f"sources.{source.name}.transforms"
+        )
+        spec = RecordSpec.of(source)
+        wanted = dict.fromkeys((*spec.columns, *self._transforms.needs))
+        spec = dataclasses.replace(spec, columns=tuple(wanted))
+        self._reader = SourceReader(manifest, spec, storage, cache, on_stage)
         self._epochs: dict[int, EpochWindows] = {}
 
     def run(self, epoch: int, index: int, allocate: Allocate | None = None) -> WindowRows:
@@ -118,19 +130,21 @@ class WindowRunner:
             records = self._reader.records(window)
         stats.storage_bytes, stats.used_bytes = records.storage_bytes, records.used_bytes
         bad = list(records.bad)
-        with self._timed(stats, "transform"):
-            records, faults = self._transforms.before_tokenizer(records, self._key(epoch))
-        bad += faults
+        stats.records = len(records) + len(bad)
+        if self._transforms.of_stage(Stage.RECORDS):
+            with self._timed(stats, "transform"):
+                records, faults = self._transform_records(records, epoch)
+            bad += faults
         with self._timed(stats, "tokenize"):
             tokens, faults = record_tokens(records, self._source, self._tokenizer)
         bad += faults
-        with self._timed(stats, "transform"):
-            tokens, faults = self._transforms.after_tokenizer(tokens, self._key(epoch))
-        bad += faults
+        if self._transforms.of_stage(Stage.TOKENS):
+            with self._timed(stats, "transform"):
+                tokens, faults = self._transform_tokens(tokens, records.place_unit, epoch)
+            bad += faults
         stats.skipped = self._policy(bad)
         with self._timed(stats, "pack"):
             packed = self._pack(tokens, allocate)
-        stats.records = len(tokens.places)
         stats.tokens, stats.padding = packed.tokens, packed.padding
         stats.counts = {
             name: getattr(packed, name)
@@ -179,9 +193,56 @@ class WindowRunner:
             )
         return self._epochs[epoch]
 
-    def _key(self, epoch: int) -> tuple[int, str, int]:
-        """What the random choices of a record's transforms depend on, beside the record itself."""
-        return self._feed.seed, self._source.name, epoch
+    def _transform_records(
+        self, records: ChunkRecords, epoch: int
+    ) -> tuple[ChunkRecords, Sequence[BadRecord]]:
+        made = apply_to_records(
+            self._transforms,
+            records.table,
+            self._origins(records.shards, records.places, records.place_unit, epoch),
+            columns=RecordSpec.of(self._source).columns,
+            on_bad=self._source.bad_records,
+        )
+        kept = ChunkRecords(
+            table=made.table,
+            shards=records.shards[made.source],
+            places=records.places[made.source],
+            place_unit=records.place_unit,
+        )
+        return kept, made.bad
+
+    def _transform_tokens(
+        self, tokens: RecordTokens, place_unit: str, epoch: int
+    ) -> tuple[RecordTokens, Sequence[BadRecord]]:
+        largest = int(np.iinfo(self._format.dtype).max) + 1
+        made = apply_to_tokens(
+            self._transforms,
+            TokenBatch(ids=tokens.ids.astype(np.int32, copy=False), offsets=tokens.offsets),
+            tokens.loss,
+            self._origins(tokens.shards, tokens.places, place_unit, epoch),
+            has_loss=self._format.loss_mask,
+            vocab_size=self._tokenizer.vocab_size if self._tokenizer else largest,
+            on_bad=self._source.bad_records,
+        )
+        result = RecordTokens(
+            ids=made.batch.ids,
+            offsets=made.batch.offsets,
+            shards=tokens.shards[made.source],
+            places=tokens.places[made.source],
+            loss=made.loss,
+        )
+        return result, made.bad
+
+    def _origins(self, shards: Shards, places: Places, unit: str, epoch: int) -> Origins:
+        return Origins(
+            seed=self._feed.seed,
+            source=self._source.name,
+            epoch=epoch,
+            shards=shards,
+            places=places,
+            unit=unit,
+            address=self._manifest.address,
+        )
 
     @contextmanager
     def _timed(self, stats: WindowStats, stage: str) -> Iterator[None]:

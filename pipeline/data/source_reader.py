@@ -121,3 +121,19 @@ def storage_of(config: RunConfig) -> Storage:
         read_attempts=config.read_attempts, read_timeout_s=config.read_timeout_seconds
     )
     return Storage(limits)
+
+
+def first_records(storage: Storage, manifest: SourceManifest, spec: RecordSpec) -> pa.Table:
+    """The first records of a source: of the first chunk that has any, within a bounded number.
+
+    Only a look at what is there: an empty source gives an empty table of text.
+    """
+    for index in range(min(manifest.num_chunks, _LOOK_AT_CHUNKS)):
+        records = read_chunk(storage, manifest, manifest.chunk(index), spec)
+        if len(records):
+            return records.table.slice(0, _LOOK_AT_RECORDS)
+    return pa.table([pa.array([], pa.string()) for _ in spec.columns], names=list(spec.columns))
+
+
+_LOOK_AT_CHUNKS = 16
+_LOOK_AT_RECORDS = 512

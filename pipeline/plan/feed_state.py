@@ -38,6 +38,7 @@ class Publication(NamedTuple):
 
     key: WindowKey
     rows: int
+    records: int
     node: int
 
 
@@ -47,6 +48,7 @@ class _Held:
 
     node: int
     rows: int | None = None
+    records: int = 0
     present: bool = False
 
 
@@ -187,7 +189,9 @@ class FeedState:
         rows = self._held[key].rows if key in self._held else None
         self._held[key] = _Held(node, rows)
 
-    def completed(self, key: WindowKey, rows: int, node: int) -> list[Publication]:
+    def completed(
+        self, key: WindowKey, rows: int, records: int, node: int
+    ) -> list[Publication]:
         """A node has run a window; gives what may now enter the ledger, in order.
 
         The caller makes the publications durable, then calls ``publish`` with them.
@@ -203,12 +207,12 @@ class FeedState:
                 f"window {key} gave {held.rows} rows once and {rows} now: its source or a "
                 "transform is not deterministic"
             )
-        held.rows, held.present = rows, True
+        held.rows, held.records, held.present = rows, records, True
         order = self._streams[key.source].order
         ready: list[Publication] = []
         while order and self._held[order[0]].present:
             first = self._held[order[0]]
-            ready.append(Publication(order.popleft(), first.rows or 0, first.node))
+            ready.append(Publication(order.popleft(), first.rows or 0, first.records, first.node))
         return ready
 
     def publish(self, publications: Sequence[Publication]) -> list[WindowKey]:
@@ -218,12 +222,12 @@ class FeedState:
             Windows without rows, which nobody will ask for.
         """
         empty = []
-        for key, rows, _ in publications:
+        for key, rows, records, _ in publications:
             stream = self._streams[key.source]
             stream.leased_ahead -= 1
             stream.published_rows += rows
             stream.published_windows += 1
-            self.schedule.append(key.source, [rows])
+            self.schedule.append(key.source, [rows], [records])
             if rows:
                 stream.unreleased.append((key, self.schedule.drawn_limit(key.source)))
             else:
@@ -254,6 +258,10 @@ class FeedState:
             if held is not None and held.node >= 0:
                 self._held[key] = _Held(-1, held.rows)
                 self._lost.append(key)
+
+    def held(self) -> list[WindowKey]:
+        """Windows that some node runs or holds."""
+        return list(self._held)
 
     def held_by(self, node: int) -> list[WindowKey]:
         """Windows that a node runs or holds."""

@@ -36,6 +36,7 @@ from meshfeed.pipeline.plan.config import (
     TokenizerConfig,
 )
 from meshfeed.pipeline.plan.errors import ConfigError
+from meshfeed.pipeline.plan.mesh import DeviceOrder
 
 TRAIN = "train"
 
@@ -55,6 +56,7 @@ class RunConfig:
         feeds: ``train`` first, then ``eval/<name>``.
         run_dir: where manifest, ledger, state and report are kept.
         hosts, devices_per_host: shape of a simulated world; a real one says itself.
+        device_order: how devices lie in a simulated mesh, ``by_host`` or ``interleaved``.
         mesh: size of each mesh axis in order; -1 takes the devices that are left; None: one
             axis ``data`` over all devices.
         partition: name of a ``DataPartitionType``, a PartitionSpec as a list, or a dict of
@@ -79,6 +81,7 @@ class RunConfig:
     run_dir: str = "runs/default"
     hosts: int = 1
     devices_per_host: int = 1
+    device_order: DeviceOrder = DeviceOrder.BY_HOST
     mesh: Mapping[str, int] | None = None
     partition: Any = "DATA"
     data_axes: tuple[str, ...] = ("data", "fsdp")

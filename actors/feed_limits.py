@@ -1,0 +1,62 @@
+"""How far and how long a host's feed goes, what it counts, and how it tells what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ray.actor import ActorHandle
+
+import ray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedLimits:
+    """How far a host fetches ahead, and how long it waits.
+
+    Attributes:
+        prefetch: batches ready on the devices.
+        stretch_bytes: fetched from a node at once, at most, beyond the first step.
+        stall_s: a longer wait is logged with what is waited for.
+        timeout_s: a longer wait ends the feed.
+    """
+
+    prefetch: int = 2
+    stretch_bytes: int = 16 << 20
+    stall_s: float = 30.0
+    timeout_s: float = 600.0
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """What a host has fetched and waited for."""
+
+    steps: int = 0
+    bytes_fetched: int = 0
+    fetches: int = 0
+    polls: int = 0
+    waiting_seconds: float = 0.0
+    first_batch_seconds: float = 0.0
+    waited_for: dict[str, float] = field(default_factory=dict)
+
+
+def what_is_missing(coordinator: ActorHandle, feed: str) -> str:
+    """One line for a stalled host: the window that is needed, and what the readers are doing."""
+    try:
+        status = ray.get(coordinator.status.remote(), timeout=10)
+    except ray.exceptions.RayError as error:
+        return f"the coordinator gives no status: {error}"
+    busy = [
+        f"{r['reader']} (pid {r['pid']}) {r['seconds']:.1f} s in {r['stage']} of {r['what']}"
+        for r in status["readers"]
+        if r.get("stage")
+    ]
+    needed = status["feeds"][feed].get("limiting_window")
+    return f"window needed: {needed}; readers: {'; '.join(busy) or 'idle'}"
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What went wrong on the other side, not the fact that a Ray task failed."""
+    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
+        cause: BaseException = error.cause
+        return cause
+    return error
