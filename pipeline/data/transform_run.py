@@ -221,8 +221,7 @@ class TransformRun:
         rows = len(table)
         given = table.append_column(RECORD_INDEX, pa.array(np.arange(rows, dtype=np.int64)))
         result = transform.call(given) if seeds is None else transform.call(given, seeds)
-        pair = isinstance(result, tuple) and len(result) == 2
-        made, index = result if pair else (result, None)
+        made, index = _table_and_index(result)
         if not isinstance(made, pa.Table):
             raise ConfigError(
                 self._setting,
@@ -299,6 +298,12 @@ class TransformRun:
             BadRecord(int(shards[i]), int(places[i]), self._origins.unit, reason)
             for i, reason in sorted(self._bad.items())
         )
+
+
+def _table_and_index(result: Any) -> tuple[Any, Any]:
+    if isinstance(result, tuple) and len(result) == 2:
+        return result[0], result[1]
+    return result, None
 
 
 def _as_records(made: Any, record: Record) -> list[Record]:
