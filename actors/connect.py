@@ -15,8 +15,8 @@ import numpy as np
 from grain import DatasetIterator
 from jax.sharding import Mesh, NamedSharding
 
-from meshfeed.actors.fetching import Stretch
 from meshfeed.actors.feed_limits import FeedLimits
+from meshfeed.actors.fetching import Stretch
 from meshfeed.actors.host_feed import HostFeed
 from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run

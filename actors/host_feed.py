@@ -2,9 +2,9 @@
 
 Three threads and three stations::
 
-    update   asks the coordinator for grants and ledger increments     -> Schedule
-    fetch    asks nodes for the regions of granted steps               -> bytes of a stretch of steps
-    assemble derives the leaves and puts them on the devices         -> queue of ready batches
+    update   asks the coordinator for grants and ledger   -> Schedule
+    fetch    asks nodes for regions of granted steps      -> bytes of a stretch of steps
+    assemble derives the leaves, puts them on the devices -> queue of ready batches
 
 The trainer takes from the queue. Nothing here depends on what other hosts do: no collective.
 """

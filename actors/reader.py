@@ -81,7 +81,7 @@ class Reader:
                 key.epoch, key.window, target.allocate
             )
             target.commit()
-        except Exception as error:  # noqa: BLE001 - the coordinator judges what it means
+        except Exception as error:  # noqa: BLE001 - the coordinator judges
             target.discard()
             return WindowReport(feed=lease.feed, key=key, reader=self._name, error=error)
         finally:

@@ -87,7 +87,7 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         figures = window.figures(done * _STEP_TOKENS, steps=done)
         padding = _padding_fraction(run)
         for rate, real in (("tokens_per_s", 1 - padding), ("cpu_s_per_mtok", 1 / (1 - padding))):
-            figures[rate] *= real
+            figures[rate] = round(figures[rate] * real, 5)
         figures |= {
             "padding_fraction": round(padding, 5),
             "waited_for": feed.metrics()["waited_for"],

@@ -1,4 +1,4 @@
-"""Settings from a YAML file and command line flags: every flag is a key of the file, with dashes."""
+"""Settings from a YAML file and command line flags; every flag is a key of the file."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class LeafTarget:
         """
         _check(self, parts, self.host_slice)
         if self.host_slice.is_grid:
-            whole: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]  # jax leaves it untyped
+            whole: jax.Array = jax.make_array_from_process_local_data(
                 self.sharding, parts[0], self.global_shape
             )
             return whole

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshfeed.pipeline.plan.schedule import Schedule
-
 from meshfeed.pipeline.plan.config import Remainder
 from meshfeed.pipeline.plan.errors import DisagreementError
 from meshfeed.pipeline.plan.grants import GrantBook
+from meshfeed.pipeline.plan.schedule import Schedule
 
 
 class WindowKey(NamedTuple):
@@ -189,9 +188,7 @@ class FeedState:
         rows = self._held[key].rows if key in self._held else None
         self._held[key] = _Held(node, rows)
 
-    def completed(
-        self, key: WindowKey, rows: int, records: int, node: int
-    ) -> list[Publication]:
+    def completed(self, key: WindowKey, rows: int, records: int, node: int) -> list[Publication]:
         """A node has run a window; gives what may now enter the ledger, in order.
 
         The caller makes the publications durable, then calls ``publish`` with them.
