@@ -19,7 +19,7 @@ from meshfeed.pipeline.data.chunk_cache import ChunkCache
 from meshfeed.pipeline.data.rows import WindowRunner
 from meshfeed.pipeline.data.source_reader import storage_of
 from meshfeed.pipeline.data.tokenizers import Tokenizer, load_tokenizer, use_one_thread
-from meshfeed.pipeline.plan.config import Engine
+from meshfeed.pipeline.plan.config import Engine, TokenizerConfig
 from meshfeed.pipeline.plan.errors import ChangedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -43,7 +43,7 @@ class Reader:
         self._storage = storage_of(config)
         self._cache = ChunkCache(self._folder / "chunks", config.chunk_cache)
         self._specs: dict[str, FeedSpec] = {}
-        self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
+        self._tokenizers: dict[tuple[TokenizerConfig, str], Tokenizer] = {}
         self._runners: dict[tuple[str, int], WindowRunner] = {}
 
     def pid(self) -> int:
@@ -60,13 +60,13 @@ class Reader:
             if name in self._specs:
                 continue
             config = spec.config.tokenizer
-            wanted = (config.path, spec.engine)
+            wanted = (config, spec.engine)
             if spec.tokenizer_fingerprint and wanted not in self._tokenizers:
                 tokenizer = load_tokenizer(config, Engine(spec.engine))
                 if tokenizer.fingerprint != spec.tokenizer_fingerprint:
                     raise ChangedError(
-                        f"reader {self._name}: its tokenizer is {tokenizer.fingerprint}, the run's is "
-                        f"{spec.tokenizer_fingerprint}. Install the same versions on every node"
+                        f"reader {self._name}: its tokenizer is {tokenizer.fingerprint}, the "
+                        f"run's is {spec.tokenizer_fingerprint}. Install the same versions on every node"
                     )
                 self._tokenizers[wanted] = tokenizer
             self._specs[name] = spec
@@ -113,7 +113,7 @@ class Reader:
                 source=config.sources[source],
                 manifest=spec.manifests[source],
                 block_format=BlockFormat.of(spec),
-                tokenizer=self._tokenizers.get((config.tokenizer.path, spec.engine)),
+                tokenizer=self._tokenizers.get((config.tokenizer, spec.engine)),
                 storage=self._storage,
                 cache=self._cache,
                 on_stage=lambda stage, shard: self._stage.set(stage, feed, shard),

@@ -20,7 +20,7 @@ from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.data.source_reader import first_records, storage_of
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import EngineChoice, choose_engine
-from meshfeed.pipeline.data.transforms import load_transforms
+from meshfeed.pipeline.data.transforms import Stage, load_transforms
 from meshfeed.pipeline.plan.config import FeedConfig
 from meshfeed.pipeline.plan.errors import ChangedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
@@ -44,6 +44,7 @@ def prepare_feeds(config: RunConfig, progress: Progress = lambda _: None) -> dic
         ChangedError: the directory holds a run whose rows would be others.
     """
     folder = RunFolder(config.run_dir)
+    config = folder.keep_tokenizers(config)
     storage = storage_of(config)
     longest = max(feed.seq_len for feed in config.feeds)
     try:
@@ -82,21 +83,22 @@ def _prepare(feed: FeedConfig, storage: Storage, longest: int, progress: Progres
     small = all(kind.bit_width <= 16 and kind != pa.int16() for kind in ids)
     if engine is not None:
         small = small and engine.vocab_size <= 1 << 16
-    transforms = {s.name: load_transforms(s.transforms).fingerprints for s in feed.sources}
+    chains = {s.name: load_transforms(s.transforms) for s in feed.sources}
     fingerprint = _digest(
         {
             "order_version": ORDER_VERSION,
             "settings": feed.order_settings(),
             "data": {m.name: m.fingerprint() for m in manifests},
             "tokenizer": engine.fingerprint if engine else "",
-            "transforms": transforms,
+            "transforms": {name: chain.fingerprints for name, chain in chains.items()},
         }
     )
     return FeedSpec(
         config=feed,
         manifests=tuple(manifests),
         token_dtype="uint16" if small else "int32",
-        loss_mask=any(s.loss_mask_column or s.transforms for s in feed.sources) and bool(ids),
+        loss_mask=any(s.loss_mask_column for s in feed.sources)
+        or any(chain.of_stage(Stage.TOKENS) for chain in chains.values()),
         window_rows=max(1, window_tokens(longest) // feed.seq_len),
         engine=engine.engine.value if engine else "",
         tokenizer_fingerprint=engine.fingerprint if engine else "",

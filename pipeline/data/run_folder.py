@@ -5,6 +5,7 @@
     RUN_DIR/
       config.json        the settings as they were given
       feeds.json         what is fixed for each feed: settings, dtype, engine, fingerprints
+      tokenizer/         copies of the tokenizers' files
       manifest.json      the shards of every source, and the sizes that fix its windows
       ledger/            one append-only file a feed: rows of the windows that have run
       skipped.jsonl      every record that was left out, with file, place and reason
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshfeed.pipeline.data.tokenizers import keep_tokenizer
 from meshfeed.pipeline.plan.config import FeedConfig
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
@@ -62,6 +64,16 @@ class RunFolder:
         """Keeps the settings of this start; those that change no row may differ from the first."""
         write_whole(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
 
+    def keep_tokenizers(self, config: RunConfig) -> RunConfig:
+        """Copies the tokenizers' files here, so that the run no longer depends on where they were."""
+        feeds = []
+        for feed in config.feeds:
+            kept = feed.tokenizer
+            if kept.path != "bytes":
+                kept = keep_tokenizer(kept, self.path / "tokenizer")
+            feeds.append(dataclasses.replace(feed, tokenizer=kept))
+        return dataclasses.replace(config, feeds=tuple(feeds))
+
     def load_config(self) -> RunConfig:
         """The settings of the run.
 
@@ -81,7 +93,7 @@ class RunFolder:
         manifest = Manifest.from_json((self.path / "manifest.json").read_text())
         specs = {}
         for name, plain in feeds.items():
-            config: FeedConfig = feed_from_plain(plain.pop("config"))
+            config = self._at_home(feed_from_plain(plain.pop("config")))
             manifests = tuple(manifest.sources[f"{name}:{s.name}"] for s in config.sources)
             specs[name] = FeedSpec(config=config, manifests=manifests, **plain)
         return specs
@@ -119,6 +131,15 @@ class RunFolder:
             return []
         lines = path.read_text().split("\n")[:-1]
         return [json.loads(line) for line in lines]
+
+    def _at_home(self, feed: FeedConfig) -> FeedConfig:
+        """With the tokenizer's copy in this folder, wherever the folder lies now."""
+        here = self.path / "tokenizer" / Path(feed.tokenizer.path).name
+        if not here.exists():
+            return feed
+        return dataclasses.replace(
+            feed, tokenizer=dataclasses.replace(feed.tokenizer, path=str(here))
+        )
 
     def _read(self, name: str) -> Any:
         path = self.path / name

@@ -228,10 +228,11 @@ class FeedConfig:
     def order_settings(self) -> dict[str, Any]:
         """Everything that changes rows or their order, as plain JSON values.
 
-        Weights and ``on_end`` are among them; where the shards lie is not (the manifest's
-        fingerprint says what they hold).
+        Weights and ``on_end`` are among them; where shards and tokenizer lie is not (fingerprints
+        of their content say what they hold).
         """
         plain = dataclasses.asdict(self)
         for source in plain["sources"]:
             del source["data"]
+        del plain["tokenizer"]["path"], plain["tokenizer"]["engine"]
         return plain
