@@ -81,7 +81,7 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         }
         for _ in range(max(1, _WARM_UP_TOKENS[mode] // _STEP_TOKENS)):
             wait(next(batches))
-        window = meter.Window()
+        window, by_name = meter.Window(), meter.cpu_seconds_by_name()
         steps = [_take(batches, wait, args.seconds / 2) for _ in range(2)]
         done = sum(count for count, _ in steps)
         figures = window.figures(done * _STEP_TOKENS, steps=done)

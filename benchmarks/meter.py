@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -68,6 +69,23 @@ def tree(root: int) -> dict[int, Process]:
 def tree_cpu_seconds(root: int | None = None) -> float:
     """User and system time of this process (or ``root``) and its descendants, ended ones too."""
     return sum(process.cpu_seconds for process in tree(root or os.getpid()).values())
+
+
+def cpu_seconds_by_name(root: int | None = None) -> dict[str, float]:
+    """Processor seconds of the tree by what its processes call themselves (``ray::Reader``)."""
+    seconds: dict[str, float] = defaultdict(float)
+    for pid, process in tree(root or os.getpid()).items():
+        seconds[_name(pid)] += process.cpu_seconds
+    return dict(seconds)
+
+
+def _name(pid: int) -> str:
+    try:
+        command = (_PROC / str(pid) / "cmdline").read_text().split("\0")
+    except OSError:
+        return "ended"
+    program = Path(command[0]).name if command[0] else "ended"
+    return re.split(r"[ .(]", program)[0] if program.startswith("ray") else program
 
 
 def machine_busy_seconds() -> float:

@@ -65,7 +65,7 @@ class RunFolder:
         write_whole(self.path / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
 
     def keep_tokenizers(self, config: RunConfig) -> RunConfig:
-        """Copies the tokenizers' files here, so that the run no longer depends on where they were."""
+        """Copies the tokenizers' files here: the run no longer depends on where they were."""
         feeds = []
         for feed in config.feeds:
             kept = feed.tokenizer
