@@ -66,7 +66,7 @@ class Reader:
                 if tokenizer.fingerprint != spec.tokenizer_fingerprint:
                     raise ChangedError(
                         f"reader {self._name}: its tokenizer is {tokenizer.fingerprint}, the "
-                        f"run's is {spec.tokenizer_fingerprint}. Install the same versions everywhere"
+                        f"run's is {spec.tokenizer_fingerprint}. Install the same versions"
                     )
                 self._tokenizers[wanted] = tokenizer
             self._specs[name] = spec
