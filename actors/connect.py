@@ -15,15 +15,15 @@ import numpy as np
 from grain import DatasetIterator
 from jax.sharding import Mesh, NamedSharding
 
+from meshfeed.actors.batches import BatchMaker
 from meshfeed.actors.feed_limits import FeedLimits
-from meshfeed.actors.fetching import Stretch
 from meshfeed.actors.host_feed import HostFeed
 from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget
 from meshfeed.pipeline.assemble.shardings import layout_of
 from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES, derive
+from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES
 from meshfeed.pipeline.data.regions import wire_nbytes
 from meshfeed.pipeline.plan.batch_plan import BatchPlan, plan_batch
 from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
@@ -100,7 +100,6 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         self._run = run
         self._feed = feed
         self._output = output
-        self._leaves = leaves
         config = run.config
         self._names = _leaf_names(config.leaf_names if leaf_names is None else leaf_names)
         self._plan = _plan(config, feed, mesh, partition)
@@ -192,7 +191,13 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
             opening=opening,
             plan=self._plan,
             process_index=jax.process_index(),
-            make_batch=self._make_batch,
+            make_batches=BatchMaker(
+                self._plan.slice_of(jax.process_index()),
+                self._dtypes,
+                self._names,
+                self._place,
+                alive=config.prefetch + 2,
+            ),
             limits=FeedLimits(
                 prefetch=config.prefetch,
                 stall_s=config.stall_seconds,
@@ -213,25 +218,11 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         cursor: dict[str, Any] = state["cursor"]
         return cursor
 
-    def _make_batch(self, stretch: Stretch, step: int) -> dict[str, Any]:
-        """The leaves of one step, on the devices."""
-        local: dict[str, list[np.ndarray[Any, Any]]] = {
-            self._names[leaf]: [] for leaf in self._leaves
-        }
-        dtypes = {leaf: self._dtypes[leaf] for leaf in self._leaves}
-        index = 0
-        for part in self._plan.slice_of(jax.process_index()).parts:
-            pieces = []
-            for _ in part.cols:
-                pieces.append(derive(stretch.region(step, index), self._leaves, dtypes))
-                index += 1
-            for leaf in self._leaves:
-                arrays = [piece[leaf] for piece in pieces]
-                whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
-                local[self._names[leaf]].append(whole)
+    def _place(self, parts: Mapping[str, list[np.ndarray[Any, Any]]]) -> dict[str, Any]:
+        """The leaves of one step, on the devices or as they are."""
         if self._output == "local":
-            return {name: parts[0] if len(parts) == 1 else parts for name, parts in local.items()}
-        return dict(self._target.assemble(local))
+            return {name: own[0] if len(own) == 1 else own for name, own in parts.items()}
+        return dict(self._target.assemble(parts))
 
 
 def _plan(config: RunConfig, feed: str, mesh: Mesh, partition: Any) -> BatchPlan:

@@ -67,15 +67,18 @@ class Stretch:
             self._cut(node, buffer)
         self._answers = []
 
-    def region(self, step: int, index: int) -> Region:
-        """Region ``index`` of a step: [local rows, columns] as ``HostSlice.regions`` lists them."""
+    def region(self, begin: int, end: int, index: int) -> Region:
+        """Region ``index`` of the steps [begin, end), as ``HostSlice.regions`` lists them.
+
+        One step below the other: [steps * local rows, columns].
+        """
         rows = self._fetcher.region_rows[index]
-        at = slice((step - self.begin) * rows, (step - self.begin + 1) * rows)
+        at = slice((begin - self.begin) * rows, (end - self.begin) * rows)
         nodes, place = self._node_of_row[index][at], self._place[index][at]
         first = int(nodes[0])
         if first != PADDING and (nodes == first).all():
             whole = self._regions[first, index]
-            return _take(whole, slice(int(place[0]), int(place[0]) + rows))
+            return _take(whole, slice(int(place[0]), int(place[0]) + len(nodes)))
         return self._gather(index, nodes, place)
 
     def _cut(self, node: int, buffer: npt.NDArray[np.uint8]) -> None:

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -46,7 +46,7 @@ class HostFeed(Generic[Batch]):
         opening: what ``join`` answered.
         plan: who supplies what of each batch.
         process_index: of this process.
-        make_batch: the leaves of one step out of fetched bytes, on the devices or not.
+        make_batches: the leaves of each step out of fetched bytes, on the devices or not.
         limits: how far ahead, how long.
     """
 
@@ -58,7 +58,7 @@ class HostFeed(Generic[Batch]):
         opening: Opening,
         plan: BatchPlan,
         process_index: int,
-        make_batch: Callable[[Stretch, int], Batch],
+        make_batches: Callable[[Stretch], Iterable[Batch]],
         limits: FeedLimits,
     ) -> None:
         self.counters = FeedCounters()
@@ -67,7 +67,7 @@ class HostFeed(Generic[Batch]):
         self._opening = opening
         self._process_index = process_index
         self._limits = limits
-        self._make_batch = make_batch
+        self._make_batches = make_batches
         self._batch_size = opening.spec.config.batch_size
         epochs = opening.spec.epochs()
         cursor = None if opening.start is None else Cursor.from_json(opening.start)
@@ -279,9 +279,9 @@ class HostFeed(Generic[Batch]):
                 continue
             if stretch is None:
                 break
-            for step in range(stretch.begin, stretch.end):
-                self._stage = "assemble"
-                if not self._put(self._ready, self._make_batch(stretch, step)):
+            self._stage = "assemble"
+            for batch in self._make_batches(stretch):
+                if not self._put(self._ready, batch):
                     return
         self._put(self._ready, None)
 

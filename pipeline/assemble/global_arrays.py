@@ -158,11 +158,19 @@ class BatchTarget:
                 f"process {jax.process_index()}: the leaves are {', '.join(self.leaves)}, got "
                 f"{', '.join(local)}"
             )
-        arrays = {}
+        parts: dict[str, Parts] = {}
         for name, leaf in self.leaves.items():
             _check(leaf, local[name], self.fetched)
-            arrays[name] = leaf.assemble(regrid(local[name], self.fetched, leaf.host_slice))
-        return arrays
+            parts[name] = regrid(local[name], self.fetched, leaf.host_slice)
+        if not all(leaf.host_slice.is_grid for leaf in self.leaves.values()):
+            return {name: leaf.assemble(parts[name]) for name, leaf in self.leaves.items()}
+        # All leaves in one call: half the cost of one call for each.
+        whole: dict[str, jax.Array] = jax.make_array_from_process_local_data(
+            {name: leaf.sharding for name, leaf in self.leaves.items()},
+            {name: own[0] for name, own in parts.items()},
+            {name: leaf.global_shape for name, leaf in self.leaves.items()},
+        )
+        return whole
 
 
 def _check(leaf: LeafTarget, arrays: Parts, held: HostSlice) -> None:
