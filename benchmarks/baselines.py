@@ -131,10 +131,10 @@ def gather_rate(prepared: corpus.Corpus, seconds: float, *, leaves: int, devices
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    jax.config.update("jax_num_cpu_devices", devices)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_num_cpu_devices", devices)
     rows = shards.read_rows(prepared.root / "rows")
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    sharding = NamedSharding(mesh, PartitionSpec("data"))  # type: ignore[no-untyped-call]
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
     shape = (BATCH, shards.SEQ_LEN)
     others = [np.full(shape, leaf, np.int32) for leaf in range(leaves - 1)]
     generator = np.random.default_rng(0)
@@ -147,7 +147,7 @@ def gather_rate(prepared: corpus.Corpus, seconds: float, *, leaves: int, devices
                 tokens = np.take(rows, order[at : at + BATCH], axis=0, mode="clip")
                 jax.block_until_ready(
                     [
-                        jax.make_array_from_process_local_data(sharding, leaf, shape)  # type: ignore[no-untyped-call]
+                        jax.make_array_from_process_local_data(sharding, leaf, shape)
                         for leaf in (tokens, *others)
                     ]
                 )

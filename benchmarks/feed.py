@@ -64,7 +64,7 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
 
     import meshfeed
 
-    jax.config.update("jax_num_cpu_devices", args.devices)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_num_cpu_devices", args.devices)
     with tempfile.TemporaryDirectory(prefix="meshfeed-bench-") as run_dir:
         config = meshfeed.RunConfig.from_mapping(settings(mode, prepared, run_dir, args))
         began = time.time()
@@ -89,6 +89,10 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         for rate, real in (("tokens_per_s", 1 - padding), ("cpu_s_per_mtok", 1 / (1 - padding))):
             figures[rate] = round(figures[rate] * real, 5)
         figures |= {
+            "cpu_s_per_mtok_by_process": {
+                name: round((seconds - by_name.get(name, 0)) / figures["tokens"] * 1e6, 5)
+                for name, seconds in meter.cpu_seconds_by_name().items()
+            },
             "padding_fraction": round(padding, 5),
             "waited_for": feed.metrics()["waited_for"],
         }
