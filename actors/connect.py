@@ -23,10 +23,10 @@ from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget
 from meshfeed.pipeline.assemble.shardings import layout_of
 from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES
+from meshfeed.pipeline.data.leaves import name_leaves, named_dtypes
 from meshfeed.pipeline.data.regions import wire_nbytes
 from meshfeed.pipeline.plan.batch_plan import BatchPlan, plan_batch
-from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
+from meshfeed.pipeline.plan.config import LEAVES
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
 from meshfeed.pipeline.plan.partition import AxisRoles, resolve
 from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
@@ -101,9 +101,9 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         self._feed = feed
         self._output = output
         config = run.config
-        self._names = _leaf_names(config.leaf_names if leaf_names is None else leaf_names)
+        self._names = name_leaves(config.leaf_names if leaf_names is None else leaf_names)
         self._plan = _plan(config, feed, mesh, partition)
-        self._dtypes = _dtypes(leaves, self._names)
+        self._dtypes = named_dtypes(leaves, self._names)
         self._target = BatchTarget.build(
             self._plan, mesh, dtypes=self._dtypes, leaf_names=self._names
         )
@@ -237,24 +237,6 @@ def _plan(config: RunConfig, feed: str, mesh: Mesh, partition: Any) -> BatchPlan
         seq_len=settings.seq_len,
         uneven_batch=config.uneven_batch,
     )
-
-
-def _leaf_names(names: str | Mapping[str, str]) -> dict[str, str]:
-    if not isinstance(names, str):
-        return {leaf: names.get(leaf, leaf) for leaf in LEAVES}
-    if names not in LEAF_PRESETS:
-        raise ConfigError(
-            "leaf_names", f"{names!r} is not known", f"Known: {', '.join(LEAF_PRESETS)}"
-        )
-    return LEAF_PRESETS[names]
-
-
-def _dtypes(leaves: tuple[str, ...], names: Mapping[str, str]) -> dict[str, np.dtype[Any]]:
-    """Dtype of each leaf; MaxText's weights are segment ids, integers."""
-    dtypes = {leaf: DEFAULT_DTYPES[leaf] for leaf in leaves}
-    if names["loss_weights"].endswith("_segmentation") and "loss_weights" in dtypes:
-        dtypes["loss_weights"] = np.dtype(np.int32)
-    return dtypes
 
 
 def _parse_state(state: Mapping[str, Any] | bytes | str | None, feed: str) -> dict[str, Any] | None:

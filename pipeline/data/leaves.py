@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from meshfeed.pipeline.data.blocks import Bytes, aligned_empty, round_up
 from meshfeed.pipeline.data.regions import Region
-from meshfeed.pipeline.plan.config import LEAVES
+from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
 from meshfeed.pipeline.plan.errors import ConfigError
 
 Leaf = npt.NDArray[Any]
@@ -41,6 +41,32 @@ _TOKENS_AT_ONCE = 1 << 18
 DEFAULT_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(np.float32 if name == "loss_weights" else np.int32) for name in LEAVES
 }
+
+
+def name_leaves(names: str | Mapping[str, str]) -> dict[str, str]:
+    """The user's name of each leaf of ``LEAVES``.
+
+    Args:
+        names: a preset of ``LEAF_PRESETS``, or names by leaf; a leaf not named keeps its own.
+
+    Raises:
+        ConfigError: an unknown preset.
+    """
+    if not isinstance(names, str):
+        return {leaf: names.get(leaf, leaf) for leaf in LEAVES}
+    if names not in LEAF_PRESETS:
+        raise ConfigError(
+            "leaf_names", f"{names!r} is not known", f"Known: {', '.join(LEAF_PRESETS)}"
+        )
+    return LEAF_PRESETS[names]
+
+
+def named_dtypes(leaves: Iterable[str], names: Mapping[str, str]) -> dict[str, np.dtype[Any]]:
+    """Dtype of each leaf under the user's names; MaxText's weights are segment ids, integers."""
+    dtypes = {leaf: DEFAULT_DTYPES[leaf] for leaf in leaves}
+    if names["loss_weights"].endswith("_segmentation") and "loss_weights" in dtypes:
+        dtypes["loss_weights"] = np.dtype(np.int32)
+    return dtypes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
