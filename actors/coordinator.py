@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -68,6 +69,8 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._calls: dict[str, int] = defaultdict(int)
         self._watchers: list[asyncio.Task[None]] = []
+        self._numbers = itertools.count(1)
+        self._current: dict[tuple[str, WindowKey], int] = {}
         self._leases = LeaseBook(
             block_bytes=lambda feed, source: self._desks[feed].block_bytes(source),
             group=lambda feed, key: self._desks[feed].group(key),
@@ -203,6 +206,8 @@ class Coordinator:
         by_feed: dict[str, list[WindowReport]] = defaultdict(list)
         try:
             for report in reports:
+                if self._current.get((report.feed, report.key)) != report.lease:
+                    continue  # of an opening that has ended; the node has forgotten its block
                 if report.error is not None:
                     raise report.error
                 self._leases.completed(report.feed, report.key, report.nbytes)
@@ -260,7 +265,8 @@ class Coordinator:
             self._grant(state, now)
         woken = set()
         for node, feed, key in self._leases.assign(opened):
-            self._pending[node][0].append(WindowLease(feed=feed, key=key))
+            number = self._current[feed, key] = next(self._numbers)
+            self._pending[node][0].append(WindowLease(feed=feed, key=key, number=number))
             woken.add(node)
         await self._notify(woken)
 
@@ -271,7 +277,10 @@ class Coordinator:
 
     async def _release(self, feed: str, keys: list[WindowKey]) -> None:
         for node, key in self._leases.released(feed, keys):
-            self._pending[node][1].append((feed, key))
+            self._current.pop((feed, key), None)
+            leases, releases = self._pending[node]
+            leases[:] = [lease for lease in leases if (lease.feed, lease.key) != (feed, key)]
+            releases.append((feed, key))
             self._node_wakes[node].set()
 
     async def _notify(self, nodes: Any = ()) -> None:

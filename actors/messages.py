@@ -14,10 +14,16 @@ from meshfeed.pipeline.plan.feed_state import WindowKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLease:
-    """A window to run."""
+    """A window to run.
+
+    Attributes:
+        number: of the lease. The same window may be released and leased again, by another opening
+            of its feed, while the first run is still under way.
+    """
 
     feed: str
     key: WindowKey
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,7 @@ class WindowReport:
         seconds: by stage (``read``, ``transform``, ``tokenize``, ``pack``).
         skipped: (shard, place, reason) of every record that was left out.
         counts: other counters by name (``truncated_tokens``, ``empty_records``, ...).
+        lease: number of the lease that it answers; not the current one: nobody waits for it.
         error: the exception that ended it, when it failed.
     """
 
@@ -52,6 +59,7 @@ class WindowReport:
     skipped: tuple[tuple[str, str, str], ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     reader: str = ""
+    lease: int = 0
     error: BaseException | None = None
 
 

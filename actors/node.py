@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 import ray
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reader_pool import ReaderPool
-from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block
+from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block, spare_block
 from meshfeed.pipeline.data.blocks import RowBlock
 from meshfeed.pipeline.data.regions import cut_region, region_nbytes
 from meshfeed.pipeline.plan.errors import MeshfeedError, StallError
@@ -134,6 +134,9 @@ class NodeServer:
             at += size
         with self._lock:
             self._cuts += 1
+            kept = [self._blocks.get((request.feed, key)) for key in request.windows]
+        if any(now is not then for now, then in zip(kept, found, strict=True)):
+            return list(request.windows)  # released meanwhile: its memory may serve another
         return buffer, xxhash.xxh3_64_intdigest(buffer.data)
 
     def _guard(self, work: Any) -> None:
@@ -153,7 +156,7 @@ class NodeServer:
             for feed, key in update.releases:
                 with self._lock:
                     self._blocks.pop((feed, key), None)
-                block_path(self._folder.path, feed, key).unlink(missing_ok=True)
+                spare_block(block_path(self._folder.path, feed, key), keep=4 * len(self._pool))
             with self._lock:
                 self._updates.append(update)
             self._wake.set()

@@ -1,8 +1,9 @@
-"""Chunks that several windows of a node draw from, kept decoded in shared memory.
+"""Records that several windows of a node draw from, kept decoded in shared memory.
 
 With ``record`` shuffle all windows of a group draw from all of its chunks, and a chunk larger
-than a window is cut into several: each chunk is then read from storage and decoded once a node,
-by whichever reader comes first, and mapped by the others.
+than a window is cut into several. What they share is kept in some *stripes*: each is read from
+storage and decoded once a node, by whichever reader comes first, and mapped by the others; readers
+that come at the same time take different stripes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,16 @@ from meshfeed.pipeline.data.records import BadRecord, ChunkRecords
 
 _SHARD, _PLACE = "__shard", "__place"
 
+Make = Callable[[], ChunkRecords]
+
 
 class ChunkCache:
-    """Decoded chunks in one folder, shared by the processes of a node.
+    """Decoded records in one folder, shared by the processes of a node.
 
     Args:
         folder: in shared memory; made when it is not there.
-        budget_bytes: the least recently made chunks go when this is passed.
-        wait_s: how long to wait for another process that is reading the same chunk; then it is
-            read without the cache.
+        budget_bytes: the least recently made stripes go when this is passed.
+        wait_s: how long to wait for other processes that read the same; then it is read again.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, wait_s: float = 60.0) -> None:
@@ -39,20 +41,45 @@ class ChunkCache:
         self._wait_s = wait_s
         folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, name: str, make: Callable[[], ChunkRecords]) -> ChunkRecords:
-        """The chunk called ``name``, from the cache or made now.
+    def get(self, stripes: Sequence[tuple[str, Make]], first: int = 0) -> list[ChunkRecords]:
+        """All stripes, given as (name, how to make it), from the cache or made now.
 
-        ``storage_bytes`` and ``used_bytes`` are 0 where nothing had to be read.
+        Args:
+            stripes: in order.
+            first: with which to begin; readers that come at the same time begin apart.
+
+        Returns:
+            In the order of ``stripes``. ``storage_bytes`` and ``used_bytes`` are 0 where this
+            process had nothing to read.
         """
+        found: dict[int, ChunkRecords] = {}
+        until = time.monotonic() + self._wait_s
+        order = [(first + i) % len(stripes) for i in range(len(stripes))]
+        while len(found) < len(stripes):
+            before = len(found)
+            for index in order:
+                if index not in found:
+                    name, make = stripes[index]
+                    records = self._take(name, make, alone=time.monotonic() > until)
+                    if records is not None:
+                        found[index] = records
+            if len(found) == before:
+                time.sleep(0.002)
+        return [found[index] for index in range(len(stripes))]
+
+    def _take(self, name: str, make: Make, *, alone: bool) -> ChunkRecords | None:
+        """One stripe; None while another process is making it, unless ``alone``."""
         stem = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
         path = self._folder / f"{stem}.arrow"
-        if (found := _load(path)) is not None:
-            return found
+        if (records := _load(path)) is not None:
+            return records
         with (self._folder / f"{stem}.lock").open("w") as lock:
-            if not _acquire(lock.fileno(), self._wait_s):
-                return make()
-            if (found := _load(path)) is not None:
-                return found
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return make() if alone else None
+            if (records := _load(path)) is not None:
+                return records
             records = make()
             self._store(path, records)
             return records
@@ -62,7 +89,7 @@ class ChunkCache:
             return
         partial = path.with_suffix(f".{os.getpid()}.partial")
         table = records.table.append_column(_SHARD, pa.array(records.shards))
-        table = table.append_column(_PLACE, pa.array(records.places))
+        table = table.append_column(_PLACE, pa.array(records.places)).combine_chunks()
         notes = {"unit": records.place_unit, "bad": records.bad}
         table = table.replace_schema_metadata({"meshfeed": json.dumps(notes)})
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -78,7 +105,6 @@ class ChunkCache:
             if total <= self._budget:
                 return
             file.unlink(missing_ok=True)
-            file.with_suffix(".lock").unlink(missing_ok=True)
             total -= size
 
 
@@ -96,18 +122,6 @@ def _load(path: Path) -> ChunkRecords | None:
         place_unit=notes["unit"],
         bad=tuple(BadRecord(*bad) for bad in notes["bad"]),
     )
-
-
-def _acquire(descriptor: int, wait_s: float) -> bool:
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.002)
 
 
 def _age(path: Path) -> int:

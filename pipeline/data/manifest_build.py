@@ -20,13 +20,13 @@ from meshfeed.pipeline.data.formats.compressed import compression_of
 from meshfeed.pipeline.data.formats.random_access import RecordShard, sample
 from meshfeed.pipeline.data.listing import Listing, list_shards
 from meshfeed.pipeline.data.records import RecordSpec
-from meshfeed.pipeline.data.sizes import choose_sizes, window_tokens
+from meshfeed.pipeline.data.sizes import choose_sizes
 from meshfeed.pipeline.data.storage import ShardFile, Storage
 from meshfeed.pipeline.plan.config import Shuffle, SourceConfig
 from meshfeed.pipeline.plan.errors import ConfigError
 from meshfeed.pipeline.plan.manifest import Shard, SourceManifest, Unit
 
-__all__ = ["build_source_manifest", "full_digest", "sampled_digest", "window_tokens"]
+__all__ = ["build_source_manifest", "full_digest", "sampled_digest"]
 
 LARGEST_WHOLE_SHARD = 256 << 20
 """Bytes of a compressed shard at most, where chunks are shuffled: it is one chunk."""

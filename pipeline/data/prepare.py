@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from meshfeed.pipeline.data.manifest_build import build_source_manifest, window_tokens
+from meshfeed.pipeline.data.manifest_build import build_source_manifest
 from meshfeed.pipeline.data.records import RecordSpec, is_int_list
 from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.sizes import window_tokens
 from meshfeed.pipeline.data.source_reader import first_records, storage_of
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import EngineChoice, choose_engine
@@ -99,7 +100,7 @@ def _prepare(feed: FeedConfig, storage: Storage, longest: int, progress: Progres
         token_dtype="uint16" if small else "int32",
         loss_mask=any(s.loss_mask_column for s in feed.sources)
         or any(chain.of_stage(Stage.TOKENS) for chain in chains.values()),
-        window_rows=max(1, window_tokens(longest) // feed.seq_len),
+        window_rows=max(1, window_tokens(longest, stored=bool(ids)) // feed.seq_len),
         engine=engine.engine.value if engine else "",
         tokenizer_fingerprint=engine.fingerprint if engine else "",
         fingerprint=fingerprint,

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from meshfeed.pipeline.data.chunk_cache import ChunkCache
+from meshfeed.pipeline.data.chunk_cache import ChunkCache, Make
 from meshfeed.pipeline.data.formats import read_chunk, read_records
-from meshfeed.pipeline.data.records import ChunkRecords, RecordSpec
+from meshfeed.pipeline.data.gather import RecordPicker
+from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec, empty_table
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest
 from meshfeed.pipeline.plan.run_config import RunConfig
 from meshfeed.pipeline.plan.windows import Window
+
+STRIPES_IN_GROUP = 16
+"""Parts in which readers of a node share the reading of a group."""
+
+_LOOK_AT_CHUNKS = 16
+_LOOK_AT_RECORDS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The records of a group, from which each of its windows picks."""
+
+    picker: RecordPicker
+    shards: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int64]
+    place_unit: str
+    bad: tuple[BadRecord, ...]
 
 
 class SourceReader:
@@ -23,7 +44,7 @@ class SourceReader:
         manifest: of the source.
         spec: what is wanted of each record.
         storage: the process's way to storage.
-        cache: chunks that windows share; None: only the last group is kept.
+        cache: what windows of a group share; None: only the last group is kept.
         on_stage: told ("read", shard) before a shard is read.
     """
 
@@ -40,7 +61,7 @@ class SourceReader:
         self._storage = storage
         self._cache = cache
         self._on_stage = on_stage
-        self._last: tuple[tuple[int, int], ChunkRecords] | None = None
+        self._last: tuple[tuple[int, int], _Group] | None = None
 
     def records(self, window: Window) -> ChunkRecords:
         """The records that a window owns, in its order.
@@ -49,70 +70,68 @@ class SourceReader:
         """
         if window.records is not None:
             return self._random_access(window)
-        group, fresh = self._group(window)
-        if (window.lo, window.hi) == (0, window.den) and not window.record_key:
-            return group
-        order = window.record_order(len(group))
-        picked = self._pick(group, order, bool(window.record_key))
+        whole = (window.lo, window.hi) == (0, window.den)
+        if whole and not window.record_key:
+            return _joined([self._chunk(ref) for ref in window.chunks])
+        group, storage_bytes, used_bytes = self._group(window)
+        order = window.record_order(len(group.picker))
+        if window.record_key:
+            table = group.picker.take(order)
+        else:
+            table = group.picker.slice(*window.span(len(group.picker)))
         return ChunkRecords(
-            table=picked,
+            table=table,
             shards=group.shards[order],
             places=group.places[order],
             place_unit=group.place_unit,
             bad=group.bad if window.lo == 0 else (),
-            storage_bytes=group.storage_bytes if fresh else 0,
-            used_bytes=group.used_bytes if fresh else 0,
+            storage_bytes=storage_bytes,
+            used_bytes=used_bytes,
         )
-
-    @staticmethod
-    def _pick(group: ChunkRecords, order: np.ndarray, permuted: bool) -> pa.Table:
-        if permuted:
-            return group.table.take(pa.array(order))
-        return group.table.slice(int(order[0]) if len(order) else 0, len(order))
 
     def _random_access(self, window: Window) -> ChunkRecords:
         total = sum(shard.size for shard in self._manifest.shards)
         self._on_stage("read", self._manifest.root)
         return read_records(self._storage, self._manifest, window.record_order(total), self._spec)
 
-    def _group(self, window: Window) -> tuple[ChunkRecords, bool]:
+    def _group(self, window: Window) -> tuple[_Group, int, int]:
+        """The window's group, and the bytes that were read for it now."""
         name = (window.epoch, window.group)
         if self._last is not None and self._last[0] == name:
-            return self._last[1], False
-        shared = (window.lo, window.hi) != (0, window.den)
-        parts = [self._chunk(ref, shared) for ref in window.chunks]
-        group = _joined(parts)
-        self._last = (name, group) if shared else None
-        return group, True
+            return self._last[1], 0, 0
+        self._last = None
+        stripes = self._stripes(window)
+        if self._cache is None:
+            parts = [make() for _, make in stripes]
+        else:
+            parts = self._cache.get(stripes, first=window.index % len(stripes))
+        filled = [part for part in parts if len(part)] or parts[:1]
+        group = _Group(
+            picker=RecordPicker([part.table for part in filled]),
+            shards=np.concatenate([part.shards for part in filled]),
+            places=np.concatenate([part.places for part in filled]),
+            place_unit=filled[0].place_unit,
+            bad=tuple(bad for part in parts for bad in part.bad),
+        )
+        self._last = (name, group)
+        return group, sum(p.storage_bytes for p in parts), sum(p.used_bytes for p in parts)
 
-    def _chunk(self, ref: ChunkRef, shared: bool) -> ChunkRecords:
-        address = self._manifest.address(ref.shard_index)
-        self._on_stage("read", address)
+    def _stripes(self, window: Window) -> list[tuple[str, Make]]:
+        chunks = window.chunks
+        count = min(STRIPES_IN_GROUP, len(chunks))
+        bounds = [len(chunks) * i // count for i in range(count + 1)]
+        stripes = []
+        for begin, end in pairwise(bounds):
+            name = f"{self._manifest.name}:{self._spec}:{chunks[begin:end]}"
+            stripes.append((name, self._maker(chunks[begin:end])))
+        return stripes
 
-        def read() -> ChunkRecords:
-            return read_chunk(self._storage, self._manifest, ref, self._spec)
+    def _maker(self, chunks: Sequence[ChunkRef]) -> Make:
+        return lambda: _joined([self._chunk(ref) for ref in chunks])
 
-        if not shared or self._cache is None:
-            return read()
-        name = f"{self._manifest.name}:{ref}:{self._spec}"
-        return self._cache.get(name, read)
-
-
-def _joined(parts: Sequence[ChunkRecords]) -> ChunkRecords:
-    """Chunks one after another; a shard's integers or text are promoted to what holds them all."""
-    if len(parts) == 1:
-        return parts[0]
-    filled = [part for part in parts if len(part)] or list(parts[:1])
-    tables = [part.table for part in filled]
-    return ChunkRecords(
-        table=pa.concat_tables(tables, promote_options="permissive"),
-        shards=np.concatenate([part.shards for part in filled]),
-        places=np.concatenate([part.places for part in filled]),
-        place_unit=filled[0].place_unit,
-        bad=tuple(bad for part in parts for bad in part.bad),
-        storage_bytes=sum(part.storage_bytes for part in parts),
-        used_bytes=sum(part.used_bytes for part in parts),
-    )
+    def _chunk(self, ref: ChunkRef) -> ChunkRecords:
+        self._on_stage("read", self._manifest.address(ref.shard_index))
+        return read_chunk(self._storage, self._manifest, ref, self._spec)
 
 
 def storage_of(config: RunConfig) -> Storage:
@@ -132,8 +151,21 @@ def first_records(storage: Storage, manifest: SourceManifest, spec: RecordSpec) 
         records = read_chunk(storage, manifest, manifest.chunk(index), spec)
         if len(records):
             return records.table.slice(0, _LOOK_AT_RECORDS)
-    return pa.table([pa.array([], pa.string()) for _ in spec.columns], names=list(spec.columns))
+    return empty_table(spec)
 
 
-_LOOK_AT_CHUNKS = 16
-_LOOK_AT_RECORDS = 512
+def _joined(parts: Sequence[ChunkRecords]) -> ChunkRecords:
+    """Chunks one after another; a shard's integers or text are promoted to what holds them all."""
+    if len(parts) == 1:
+        return parts[0]
+    filled = [part for part in parts if len(part)] or list(parts[:1])
+    tables = [part.table for part in filled]
+    return ChunkRecords(
+        table=pa.concat_tables(tables, promote_options="permissive"),
+        shards=np.concatenate([part.shards for part in filled]),
+        places=np.concatenate([part.places for part in filled]),
+        place_unit=filled[0].place_unit,
+        bad=tuple(bad for part in parts for bad in part.bad),
+        storage_bytes=sum(part.storage_bytes for part in parts),
+        used_bytes=sum(part.used_bytes for part in parts),
+    )
