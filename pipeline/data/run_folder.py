@@ -100,9 +100,12 @@ class RunFolder:
 
     def ledger(self, spec: FeedSpec, *, read_only: bool = False) -> Ledger:
         """The ledger of a feed."""
+        return Ledger(self.ledger_path(spec), spec.fingerprint, read_only=read_only)
+
+    def ledger_path(self, spec: FeedSpec) -> Path:
+        """Where the ledger of a feed lies, or will."""
         name = spec.config.name.replace("/", "~")
-        path = self.path / "ledger" / f"{name}.ledger"
-        return Ledger(path, spec.fingerprint, read_only=read_only)
+        return self.path / "ledger" / f"{name}.ledger"
 
     def add_skipped(
         self, feed: str, source: str, key: WindowKey, skipped: Sequence[tuple[str, str, str]]

@@ -49,6 +49,14 @@ def record_tokens(
     column = records.table.column(0)
     if is_int_list(column.type):
         return _stored(records, source)
+    if not len(records):  # a chunk without records does not know the type of its column
+        nothing = RecordTokens(
+            ids=np.empty(0, np.int32),
+            offsets=np.zeros(1, np.int64),
+            shards=records.shards,
+            places=records.places,
+        )
+        return nothing, []
     if tokenizer is None:
         raise ConfigError(
             f"sources.{source.name}.column",
