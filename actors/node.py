@@ -153,10 +153,6 @@ class NodeServer:
         """Asks the coordinator what to do, for as long as both live."""
         while not self._stopping.is_set():
             update: NodeUpdate = ray.get(self._coordinator.node_turn.remote(self._node))
-            for feed, key in update.releases:
-                with self._lock:
-                    self._blocks.pop((feed, key), None)
-                spare_block(block_path(self._folder.path, feed, key), keep=4 * len(self._pool))
             with self._lock:
                 self._updates.append(update)
             self._wake.set()
@@ -172,6 +168,8 @@ class NodeServer:
             for update in updates:
                 if update.specs:
                     self._pool.prepare(update.specs)
+                for feed, key in update.releases:
+                    self._release(feed, key)
                 self._pool.lease(update.leases)
             reports = self._pool.turn(timeout_s=0.05)
             for report in reports:
@@ -180,6 +178,14 @@ class NodeServer:
                 self._coordinator.completed.remote(self._node, reports)
             elif not self._pool.busy:
                 self._wake.wait(timeout=1.0)
+
+    def _release(self, feed: str, key: WindowKey) -> None:
+        """Forgets a window, in the thread that opens blocks: else one might be opened too late."""
+        if self._pool.release(feed, key):
+            return
+        with self._lock:
+            self._blocks.pop((feed, key), None)
+        spare_block(block_path(self._folder.path, feed, key), keep=4 * len(self._pool))
 
     def _open(self, report: WindowReport) -> None:
         if report.error is None and report.rows:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 import ray
 from meshfeed.actors.messages import WindowLease, WindowReport
 from meshfeed.actors.reader import Reader
-from meshfeed.actors.shared_memory import StageFile
+from meshfeed.actors.shared_memory import StageFile, block_path
 from meshfeed.pipeline.plan.errors import ReadError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
@@ -57,6 +57,8 @@ class ReaderPool:
         self._specs: dict[str, FeedSpec] = {}
         self._waiting: deque[WindowLease] = deque()
         self._running: dict[Any, tuple[_Slot, WindowLease]] = {}
+        self._numbers: dict[tuple[str, WindowKey], int] = {}
+        self._unwanted: set[tuple[str, WindowKey]] = set()
         self._preparing: list[Any] = []
         self._deaths: dict[tuple[str, WindowKey], int] = {}
         self._slots = [self._start(i, 0) for i in range(size)]
@@ -75,8 +77,29 @@ class ReaderPool:
         self._preparing += [slot.handle.prepare.remote(specs) for slot in self._slots]
 
     def lease(self, leases: Sequence[WindowLease]) -> None:
-        """Windows to run, in order."""
-        self._waiting.extend(leases)
+        """Windows to run, in order.
+
+        One that was released while it runs is taken up again: whoever wants its rows, they are
+        the same.
+        """
+        for lease in leases:
+            name = (lease.feed, lease.key)
+            if name in self._unwanted:
+                self._unwanted.remove(name)
+            elif name not in self._numbers:
+                self._waiting.append(lease)
+            self._numbers[name] = lease.number
+
+    def release(self, feed: str, key: WindowKey) -> bool:
+        """Nobody wants a window; True if it had not been run yet, so that nothing is left of it."""
+        if self._numbers.pop((feed, key), None) is None:
+            return False
+        waiting = [lease for lease in self._waiting if (lease.feed, lease.key) != (feed, key)]
+        if len(waiting) < len(self._waiting):
+            self._waiting = deque(waiting)
+        else:
+            self._unwanted.add((feed, key))
+        return True
 
     def turn(self, timeout_s: float) -> list[WindowReport]:
         """Hands out windows and waits for some to finish.
@@ -147,14 +170,19 @@ class ReaderPool:
         """What became of a window; None when it is to be run again."""
         slot, lease = self._running.pop(result)
         slot.busy -= 1
+        name = (lease.feed, lease.key)
         try:
-            report: WindowReport = ray.get(result)
+            report: WindowReport | None = ray.get(result)
+            self._deaths.pop(name, None)
         except ray.exceptions.RayActorError as error:
-            return self._reader_died(slot, lease, error)
+            report = self._reader_died(slot, lease, error)
         except ray.exceptions.RayTaskError as error:
-            return WindowReport(feed=lease.feed, key=lease.key, reader=slot.name, error=error)
-        self._deaths.pop((lease.feed, lease.key), None)
-        return report
+            report = WindowReport(feed=lease.feed, key=lease.key, reader=slot.name, error=error)
+        if name in self._unwanted:
+            self._unwanted.remove(name)
+            block_path(self._folder, *name).unlink(missing_ok=True)
+            return None
+        return None if report is None else replace(report, lease=self._numbers.pop(name))
 
     def _reader_died(
         self, slot: _Slot, lease: WindowLease, error: Exception
@@ -166,6 +194,8 @@ class ReaderPool:
             self._preparing.append(self._slots[index].handle.prepare.remote(self._specs))
             log.warning("reader %s died in %s and was replaced", slot.name, stage or "no window")
         name = (lease.feed, lease.key)
+        if name in self._unwanted:
+            return None
         self._deaths[name] = self._deaths.get(name, 0) + 1
         if self._deaths[name] < POISON_DEATHS:
             self._waiting.appendleft(lease)

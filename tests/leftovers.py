@@ -2,7 +2,8 @@
 
 A process counts as ours when it descends from this one or carries this session's variable in its
 environment (which finds orphans too). A process below one that was there before the test, such as
-a worker of a Ray that a whole module shares, belongs to that one and is not counted.
+a worker of a Ray that a whole module shares, belongs to that one and is not counted; likewise a
+file in a folder that was there before.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class Leftovers:
         words += [
             f"file {path}"
             for path in sorted(shared_memory_files() - self.files)
-            if not _held_elsewhere(path, held_by_us)
+            if not any(str(folder) in self.files for folder in Path(path).parents)
+            and not _held_elsewhere(path, held_by_us)
         ]
         return words
 

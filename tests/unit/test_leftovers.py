@@ -74,3 +74,17 @@ def test_a_file_in_shared_memory_is_found() -> None:
     finally:
         path.unlink()
     assert f"file {path}" not in before.left()
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no shared memory folder here")
+def test_a_file_in_a_folder_that_was_there_before_is_not_counted() -> None:
+    folder = Path(SHARED_MEMORY, f"{SHARED_MEMORY_PREFIX}-folder-{os.getpid()}")
+    folder.mkdir()
+    path = folder / "x"
+    try:
+        before = Leftovers.now()
+        path.write_bytes(b"x")
+        assert f"file {path}" not in before.left()
+    finally:
+        path.unlink(missing_ok=True)
+        folder.rmdir()
