@@ -73,7 +73,7 @@ class ArrowBackend:
 
     def read(self, path: str, begin: int, end: int) -> pa.Buffer:
         """See ``Backend``."""
-        file = self._files.get(path, lambda: self._fs.open_input_file(path))
+        file = self._open(path)
         file.seek(begin)
         return file.read_buffer(end - begin)
 
@@ -81,9 +81,8 @@ class ArrowBackend:
         """See ``Backend``."""
         if isinstance(self._fs, pafs.LocalFileSystem):
             return ""
-        with self._fs.open_input_stream(path) as stream:
-            metadata = stream.metadata() or {}
-        for key in (b"ETag", b"generation", b"etag"):
+        metadata = self._open(path).metadata() or {}
+        for key in ("ETag", "generation", "etag"):
             if key in metadata:
                 return str(metadata[key].decode()).strip('"')
         return ""
@@ -95,6 +94,9 @@ class ArrowBackend:
     def forget(self, path: str) -> None:
         """See ``Backend``."""
         self._files.drop(path)
+
+    def _open(self, path: str) -> Any:
+        return self._files.get(path, lambda: self._fs.open_input_file(path))
 
 
 class FsspecBackend:

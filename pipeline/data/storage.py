@@ -277,11 +277,7 @@ class ShardFile:
 
 def _readdress(address: str, path: str) -> str:
     """The address of ``path``, a path of the backend that ``address`` belongs to."""
-    scheme, separator, _ = address.partition("://")
+    scheme, separator, rest = address.partition("://")
     if not separator or scheme == "file" or path.startswith(scheme + "://"):
         return path
-    return (
-        f"{scheme}://{path.lstrip('/')}"
-        if scheme in ("s3", "s3a", "gs", "gcs")
-        else (f"{scheme}://{path}")
-    )
+    return f"{scheme}://{path if rest.startswith('/') else path.lstrip('/')}"

@@ -91,7 +91,7 @@ def _load(name: str) -> Any:
     module, _, function = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(
             "sources.data",
             f"{name!r} cannot be loaded: {error}",
