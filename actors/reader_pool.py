@@ -19,7 +19,7 @@ from meshfeed.actors.shared_memory import StageFile, block_path
 from meshfeed.pipeline.plan.errors import ReadError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
-from meshfeed.pipeline.plan.leasing import SLOTS_PER_READER
+from meshfeed.pipeline.plan.node_slots import SLOTS_PER_READER
 from meshfeed.pipeline.plan.run_config import RunConfig
 
 log = logging.getLogger(__name__)
