@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-import meshfeed
-from meshfeed.launch.plan_command import add_plan_command
-from meshfeed.launch.simulate import add_simulate_command
+from meshfeed import __version__
 from meshfeed.pipeline.plan.errors import MeshfeedError
+
+COMMANDS = {
+    "simulate": "meshfeed.launch.simulate",
+    "plan": "meshfeed.launch.plan_command",
+    "check": "meshfeed.launch.check_command",
+    "inspect": "meshfeed.launch.inspect_command",
+    "status": "meshfeed.launch.status_command",
+    "show": "meshfeed.launch.show_command",
+    "trace": "meshfeed.launch.trace_command",
+}
+"""Where ``add_<command>_command`` of each command lives. Only the one asked for is imported, so
+that those which need neither ray nor jax answer at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit status is 0 only if all went well."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a user's transforms lie, as with python -m
     parser = argparse.ArgumentParser(
         prog="meshfeed", description="Feeds a JAX training mesh from a Ray cluster."
     )
-    parser.add_argument("--version", action="version", version=f"meshfeed {meshfeed.__version__}")
+    parser.add_argument("--version", action="version", version=f"meshfeed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (add_simulate_command, add_plan_command):
+    asked = next((word for word in words if word in COMMANDS), None)
+    for command in [asked] if asked else () if words == ["--version"] else COMMANDS:
+        add = getattr(import_module(COMMANDS[command]), f"add_{command}_command")
         add(commands)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(words)
     try:
         status: int = args.run(args)
     except MeshfeedError as error:
@@ -29,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+        return 1
     return status
 
 

@@ -31,11 +31,22 @@ class Progress:
         """A stage has begun, or a choice was made."""
         if self._live is not None:
             self._live.update(line)
+            self._live.start()
             return
         if line == self._line:
             return
         self._line = line
         self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {line}")
+
+    def tick(self, line: str) -> None:
+        """A detail of the stage, shown only where a line can be renewed in place."""
+        if self._live is not None:
+            self._live.update(line)
+
+    def pause(self) -> None:
+        """Takes the line away, so that something else can be printed; the next stage brings it."""
+        if self._live is not None:
+            self._live.stop()
 
     def wants_status(self) -> bool:
         """A new line of steps is due."""

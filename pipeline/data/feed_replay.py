@@ -74,11 +74,10 @@ class FeedReplay:
         whole, rest = divmod(total, self.spec.config.batch_size)
         return whole + (1 if rest and self.spec.config.remainder is Remainder.PAD else 0)
 
-    @property
-    def known_steps(self) -> int:
-        """Steps whose rows are known to lie where, from the ledger or from windows run here."""
-        steps = self.num_steps
-        return self._schedule.known_rows // self.spec.config.batch_size if steps is None else steps
+    def is_recorded(self, step: int) -> bool:
+        """Whether all windows of a step are in the ledger."""
+        keys = _windows_of(self.places(step))[0]
+        return all(self._recorded.rows_and_digest(*key) is not None for key in keys)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -121,9 +120,8 @@ class FeedReplay:
 
     def windows(self, places: RowPlaces) -> tuple[list[WindowRows], np.ndarray]:
         """The windows of some rows, and which of them each row lies in: intp [rows]."""
-        names = np.stack([places.source, places.epoch, places.window], axis=1).astype(np.int64)
-        distinct, which = np.unique(names, axis=0, return_inverse=True)
-        return [self.window(WindowKey(*name)) for name in distinct.tolist()], which.reshape(-1)
+        keys, which = _windows_of(places)
+        return [self.window(key) for key in keys], which
 
     def region(self, step: int) -> Region:
         """A step's rows, all columns, filled up to ``batch_size`` with rows of weight zero.
@@ -228,6 +226,13 @@ class FeedReplay:
                 storage=self._storage,
             )
         return self._runners[source]
+
+
+def _windows_of(places: RowPlaces) -> tuple[list[WindowKey], np.ndarray]:
+    """The windows of some rows, and which of them each row lies in: intp [rows]."""
+    names = np.stack([places.source, places.epoch, places.window], axis=1).astype(np.int64)
+    distinct, which = np.unique(names, axis=0, return_inverse=True)
+    return [WindowKey(*name) for name in distinct.tolist()], which.reshape(-1)
 
 
 def _check_shard(storage: Storage, manifest: SourceManifest, index: int) -> None:

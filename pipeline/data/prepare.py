@@ -58,7 +58,7 @@ def prepare_feeds(config: RunConfig, progress: Progress = lambda _: None) -> dic
     kept = folder.load_specs()
     for name, spec in specs.items():
         if name in kept:
-            _check_same(config.run_dir, kept[name], spec)
+            check_same(config.run_dir, kept[name], spec)
         else:
             kept[name] = spec
     folder.save(config, kept)
@@ -116,7 +116,7 @@ def _choose(feed: FeedConfig, texts: list[pa.ChunkedArray], progress: Progress) 
     return choice
 
 
-def _check_same(run_dir: str, kept: FeedSpec, now: FeedSpec) -> None:
+def check_same(run_dir: str, kept: FeedSpec, now: FeedSpec) -> None:
     """Refuses what would give other rows.
 
     Raises:

@@ -139,9 +139,9 @@ class Replay:
         """Steps that the feed's sources give, None where that is not known yet."""
         return self._feed(feed).num_steps
 
-    def known_steps(self, feed: str = TRAIN) -> int:
-        """Steps that the ledger covers, and those asked for here."""
-        return self._feed(feed).known_steps
+    def is_recorded(self, step: int, feed: str = TRAIN) -> bool:
+        """Whether the run itself has come to a step: all its windows are in the ledger."""
+        return self._feed(feed).is_recorded(step)
 
     def tokenizer(self, feed: str = TRAIN) -> Tokenizer | None:
         """The feed's tokenizer, None where its sources hold token ids."""

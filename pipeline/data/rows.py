@@ -83,6 +83,7 @@ class WindowRunner:
         storage: the process's way to storage.
         cache: chunks that windows share; None: this process alone keeps the last group.
         on_stage: told (stage, shard or "") when a stage begins.
+        look: shown the records of each window as they were read, and the tokens made of them.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class WindowRunner:
         storage: Storage,
         cache: ChunkCache | None = None,
         on_stage: Callable[[str, str], None] = lambda _stage, _shard: None,
+        look: Callable[[ChunkRecords, RecordTokens], None] = lambda _records, _tokens: None,
     ) -> None:
         self._feed = feed
         self._source = source
@@ -103,6 +105,7 @@ class WindowRunner:
         self._format = block_format
         self._tokenizer = tokenizer
         self._on_stage = on_stage
+        self._look = look
         self._transforms = load_transforms(
             source.transforms, setting=f"sources.{source.name}.transforms"
         )
@@ -127,7 +130,7 @@ class WindowRunner:
         stats = WindowStats()
         window = self._windows(epoch).window(index)
         with self._timed(stats, "read"):
-            records = self._reader.records(window)
+            records = read = self._reader.records(window)
         stats.storage_bytes, stats.used_bytes = records.storage_bytes, records.used_bytes
         bad = list(records.bad)
         stats.records = len(records) + len(bad)
@@ -143,6 +146,7 @@ class WindowRunner:
                 tokens, faults = self._transform_tokens(tokens, records.place_unit, epoch)
             bad += faults
         stats.skipped = self._policy(bad)
+        self._look(read, tokens)
         with self._timed(stats, "pack"):
             packed = self._pack(tokens, allocate)
         stats.tokens, stats.padding = packed.tokens, packed.padding
