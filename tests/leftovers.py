@@ -103,6 +103,11 @@ def shared_memory_files() -> set[str]:
     return found
 
 
+def _own_entry(path: str) -> str:
+    """The entry of the shared-memory folder itself that a file is, or lies in."""
+    return str(SHARED_MEMORY / Path(path).relative_to(SHARED_MEMORY).parts[0])
+
+
 def _held_elsewhere(path: str, ours: set[int]) -> bool:
     """Whether a process of another session has the file, or one below it, open or mapped."""
     for folder in Path("/proc").iterdir():
@@ -160,7 +165,7 @@ class Leftovers:
             f"file {path}"
             for path in sorted(shared_memory_files() - self.files)
             if not any(str(folder) in self.files for folder in Path(path).parents)
-            and not _held_elsewhere(path, held_by_us)
+            and not _held_elsewhere(_own_entry(path), held_by_us)
         ]
         return words
 

@@ -101,6 +101,12 @@ def world_2x2(world: GetWorld) -> PlainWorld:
 
 
 @pytest.fixture(scope="session")
+def world_2x4(world: GetWorld) -> PlainWorld:
+    """Two hosts with four devices each."""
+    return world(2, 4)
+
+
+@pytest.fixture(scope="session")
 def world_4x1(world: GetWorld) -> PlainWorld:
     """Four hosts with a device each."""
     return world(4, 1)

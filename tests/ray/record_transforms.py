@@ -44,4 +44,3 @@ def dawdle_in_reader_0(table: pa.Table) -> pa.Table:
 def nothing(_record: dict[str, Any]) -> bool:
     """Keeps no record."""
     return False
-

@@ -120,7 +120,9 @@ class Host:
         }
         return {
             "shape": list(array.shape),
-            "local": {n: [list(s.data.shape) for s in a.addressable_shards] for n, a in batch.items()},
+            "local": {
+                n: [list(s.data.shape) for s in a.addressable_shards] for n, a in batch.items()
+            },
             "specs": {name: str(a.sharding.spec) for name, a in batch.items()},
             "dtypes": {name: str(a.dtype) for name, a in batch.items()},
             "digests": box_digests(batch, first_row=first_row, real_rows=rows),

@@ -1,0 +1,67 @@
+"""What travels: each byte that a host needs once, each region cut once, few calls to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ids_data import write_ids
+from plain_world import PlainWorld
+
+SEQ_LEN = 256
+BATCH = 64
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Half a million tokens in shards of two kinds."""
+    data = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(1)
+    shards = [rng.integers(1, 400, 800).tolist() for _ in range(3)]
+    return {
+        "data": [str(write_ids(data, shards, group=100))],
+        "column": "ids",
+        "seq_len": SEQ_LEN,
+        "batch_size": BATCH,
+        "seed": 5,
+    }
+
+
+@pytest.fixture
+def run_dir(
+    settings: dict[str, Any], start_run: Callable[..., Any], tmp_path: Path
+) -> Iterator[Path]:
+    """A run of its own, so that all its counters are of one feed."""
+    with start_run(run_dir=tmp_path, readers=2, **settings):
+        yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("mesh", "interleaved", "partition"),
+    [
+        ({"data": 8}, False, "DATA"),
+        ({"data": 2, "seq": 4}, True, "BATCH"),
+        ({"data": 4, "model": 2}, True, "DATA"),
+    ],
+    ids=["rows", "sequence split across hosts", "slice groups"],
+)
+def test_each_host_fetches_what_it_needs_and_no_more(
+    mesh: dict[str, int],
+    interleaved: bool,
+    partition: str,
+    plain_worlds: dict[tuple[int, int], PlainWorld],
+    run_dir: Path,
+) -> None:
+    with plain_worlds[4, 2].feed(
+        run_dir, mesh=mesh, interleaved=interleaved, partition=partition
+    ) as feed:
+        taken = feed.skip()
+        facts = feed.facts()
+    assert len(set(taken)) == 1
+    assert taken[0] >= 20
+    for own in facts:
+        fetched = own["metrics"]["bytes_fetched"]
+        assert own["needed"] <= fetched < 1.005 * own["needed"]
