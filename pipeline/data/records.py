@@ -92,7 +92,8 @@ class ChunkRecords:
         bad: records that were taken out.
         storage_bytes: bytes read from storage for this.
         used_bytes: bytes of it that the used columns take up as stored. For JSONL and text, where
-            a column cannot be read without its record, the records' own bytes.
+            a column cannot be read without its record, the records' own bytes (a compressed
+            file's all).
     """
 
     table: pa.Table

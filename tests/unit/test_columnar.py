@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
+from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.formats import read_chunk
 from meshfeed.pipeline.data.records import RecordSpec, describe_place
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import ChangedError, DataError
-from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 KINDS = ["parquet", "arrow", "arrows", "feather"]
 

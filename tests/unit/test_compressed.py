@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from reading import QUICK, bad_of, chunks_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import DataError
-from reading import QUICK, bad_of, chunks_of, places_of, source_of, values_of
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -40,7 +40,7 @@ def test_a_whole_file(tmp_path: Path, kind: str) -> None:
     assert values_of(chunks) == rows
     assert [p for _, p in places_of(chunks)] == list(range(1, 3001))
     assert chunks[0][1].place_unit == "line"
-    assert chunks[0][1].storage_bytes == path.stat().st_size
+    assert chunks[0][1].storage_bytes == chunks[0][1].used_bytes == path.stat().st_size
     assert not bad_of(chunks)
 
 

@@ -11,10 +11,10 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import QUICK, bad_of, chunks_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import DataError
-from reading import QUICK, bad_of, chunks_of, places_of, source_of, values_of
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:

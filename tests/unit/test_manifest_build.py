@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
+from reading import QUICK, chunks_of, manifest_of, source_of, values_of
 
 from meshfeed.pipeline.data import manifest_build
 from meshfeed.pipeline.data.formats import format_of, read_chunk
@@ -23,7 +24,6 @@ from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.config import Shuffle
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 from meshfeed.pipeline.plan.manifest import SourceManifest, Unit
-from reading import QUICK, chunks_of, manifest_of, source_of, values_of
 
 
 def write_shards(folder: Path, count: int, kind: str, records: int = 40) -> Path:

@@ -13,6 +13,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from grain import MapDataset
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.formats import read_records
 from meshfeed.pipeline.data.formats.tf_example import parse_example
@@ -20,7 +21,6 @@ from meshfeed.pipeline.data.records import RecordSpec
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import ConfigError, DataError, ReadError
 from meshfeed.pipeline.plan.manifest import Unit
-from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 
 def write(path: Path, records: list[bytes], group: int = 1) -> Path:

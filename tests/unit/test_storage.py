@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from reading import QUICK, chunks_of, manifest_of, source_of, values_of
+from s3_server import FailingServer, put, serving
 
 from meshfeed.pipeline.data.cache import BoundedCache
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError, ReadError
-from reading import QUICK, chunks_of, manifest_of, source_of, values_of
-from s3_server import FailingServer, put, serving
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_case_29_an_s3_server_that_fails_twice(s3: FailingServer) -> None:
     assert values_of(chunks) == texts
     assert storage.counters.retries == 2
     s3.fail_gets = 100
-    with pytest.raises(ReadError, match="s3://retries/a.parquet: .*3 attempts"):
+    with pytest.raises(ReadError, match=r"s3://retries/a\.parquet: .*3 attempts"):
         chunks_of(source_of("s3://retries/a.parquet"), storage=Storage(QUICK_THREE))
     assert s3.fail_gets == 97
 

@@ -53,7 +53,7 @@ def read_chunk(file: ShardFile, ref: ChunkRef, spec: RecordSpec) -> ChunkRecords
         tables += parsed.tables
         bad += [*lines.bad, *parsed.bad]
         places.append(lines.places[parsed.good])
-        used += lines.stored_bytes()
+        used += lines.data.size
     return make_records(
         pa.concat_tables(tables, promote_options="default") if tables else empty_table(spec),
         shard=file.address,
@@ -63,7 +63,7 @@ def read_chunk(file: ShardFile, ref: ChunkRef, spec: RecordSpec) -> ChunkRecords
         spec=spec,
         bad=bad,
         storage_bytes=file.storage.counters.bytes_read - before,
-        used_bytes=used,
+        used_bytes=file.size if unit == "line" else used,
     )
 
 

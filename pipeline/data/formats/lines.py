@@ -52,10 +52,6 @@ class Lines:
         begin, end = int(self.begins[index]), int(self.ends[index])
         return bytes(self.data.slice(begin, end - begin).to_pybytes())
 
-    def stored_bytes(self) -> int:
-        """Bytes of the lines with one byte of line end each."""
-        return int((self.ends - self.begins).sum()) + len(self)
-
 
 def place_unit(file: ShardFile) -> str:
     """``line`` for a compressed file, ``byte`` for a plain one."""

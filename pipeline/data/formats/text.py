@@ -26,25 +26,25 @@ def read_chunk(file: ShardFile, ref: ChunkRef, spec: RecordSpec) -> ChunkRecords
         ReadError: storage failed.
     """
     _check_columns(file, spec)
-    before = file.storage.counters.bytes_read
+    before, unit = file.storage.counters.bytes_read, place_unit(file)
     parts, places, used = list[pa.Array](), [np.empty(0, np.int64)], 0
     bad: list[BadRecord] = []
     for lines in read_lines(file, ref, spec.max_record_bytes):
         parts.append(line_array(lines))
         places.append(lines.places)
         bad += lines.bad
-        used += lines.stored_bytes()
+        used += lines.data.size
     column = pa.chunked_array(parts, type=pa.large_binary())
     return make_records(
         pa.table([column], names=list(spec.columns)),
         shard=file.address,
         shard_index=ref.shard_index,
         places=np.concatenate(places),
-        place_unit=place_unit(file),
+        place_unit=unit,
         spec=spec,
         bad=bad,
         storage_bytes=file.storage.counters.bytes_read - before,
-        used_bytes=used,
+        used_bytes=file.size if unit == "line" else used,
     )
 
 
@@ -60,15 +60,13 @@ def sample(file: ShardFile, spec: RecordSpec) -> Sample:
 
 def line_array(lines: Lines) -> pa.LargeBinaryArray:
     """The lines' bytes without what lies between them: large_binary [n]."""
-    lengths = lines.ends - lines.begins
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    data = np.frombuffer(lines.data, np.uint8)
-    edges = np.zeros(len(data) + 1, np.int8)
-    edges[lines.begins] += 1
-    edges[lines.ends] -= 1
-    inside = np.cumsum(edges[:-1], dtype=np.int8).view(bool)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data[inside])]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lines), buffers)
+    count = len(lines)
+    # Lines and what lies between them alternate, so that nothing is copied before the lines are.
+    offsets = np.empty(2 * count, np.int64)
+    offsets[0::2], offsets[1::2] = lines.begins, lines.ends
+    buffers = [None, pa.py_buffer(offsets), lines.data]
+    both = pa.LargeBinaryArray.from_buffers(pa.large_binary(), max(2 * count - 1, 0), buffers)
+    return both.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
 def _check_columns(file: ShardFile, spec: RecordSpec) -> None:
