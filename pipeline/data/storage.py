@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ class ReadLimits:
         index_cache_bytes: footers and other shard indexes kept in memory.
         s3_endpoint: ``http(s)://host:port`` of an S3-compatible server; "": from the environment.
         s3_region: "": from the environment.
-        s3_anonymous: do not sign requests (public buckets).
+        anonymous: ask S3 and Google Cloud Storage without credentials (public buckets).
     """
 
     read_attempts: int = 5
@@ -60,7 +61,7 @@ class ReadLimits:
     index_cache_bytes: int = 64 << 20
     s3_endpoint: str = ""
     s3_region: str = ""
-    s3_anonymous: bool = False
+    anonymous: bool = False
 
     def __post_init__(self) -> None:
         for setting in ("read_attempts", "max_open_files"):
@@ -196,12 +197,14 @@ class Storage:
             s3 = s3_filesystem(
                 endpoint=settings.s3_endpoint,
                 region=settings.s3_region,
-                anonymous=settings.s3_anonymous,
+                anonymous=settings.anonymous,
                 timeout_s=settings.read_timeout_s,
             )
             return ArrowBackend(s3, settings.max_open_files)
         if scheme == "gs":
-            return ArrowBackend(pafs.GcsFileSystem(), settings.max_open_files)
+            limit = timedelta(seconds=settings.read_timeout_s)
+            gcs = pafs.GcsFileSystem(anonymous=settings.anonymous, retry_time_limit=limit)
+            return ArrowBackend(gcs, settings.max_open_files)
         import fsspec
 
         try:

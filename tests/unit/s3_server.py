@@ -19,12 +19,15 @@ class FailingServer:
 
     Attributes:
         fail_gets: so many of the next GET requests for objects are answered with 503.
+        hold_gets: so many are not answered until ``release`` is set.
         requests: (method, path, query) of all requests so far.
         url: of the server.
     """
 
     def __init__(self) -> None:
         self.fail_gets = 0
+        self.hold_gets = 0
+        self.release = threading.Event()
         self.requests: list[tuple[str, str, str]] = []
         self._app: Wsgi = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
@@ -40,11 +43,14 @@ class FailingServer:
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests.append((method, path, environ["QUERY_STRING"]))
-        is_object = path.count("/") > 1 and path.rstrip("/").count("/") > 1
+        is_object = path.rstrip("/").count("/") > 1
         if method == "GET" and is_object and self.fail_gets > 0:
             self.fail_gets -= 1
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>told to fail</Message></Error>"]
+        if method == "GET" and is_object and self.hold_gets > 0:
+            self.hold_gets -= 1
+            self.release.wait()
         return self._app(environ, start)
 
 

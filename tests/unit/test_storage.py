@@ -144,6 +144,18 @@ def test_case_29_an_s3_server_that_fails_twice(s3: FailingServer) -> None:
     assert s3.fail_gets == 97
 
 
+def test_case_29_a_read_that_hangs_is_given_up_and_tried_again(s3: FailingServer) -> None:
+    put(s3, {"hanging/a.txt": b"a\nb\n"})
+    storage = Storage(ReadLimits(read_attempts=2, backoff_s=0.0, read_timeout_s=1.0))
+    s3.hold_gets = 1
+    try:
+        chunks = chunks_of(source_of("s3://hanging/a.txt"), storage=storage)
+    finally:
+        s3.release.set()
+    assert values_of(chunks) == ["a", "b"]
+    assert storage.counters.retries == 1
+
+
 QUICK_THREE = ReadLimits(read_attempts=3, backoff_s=0.0)
 
 
