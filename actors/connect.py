@@ -159,12 +159,12 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         ``waiting_seconds`` in all, ``waited_for`` by the stage that was not ready (``grant``: rows
         not tokenized yet; ``fetch``: on their way; ``assemble``: leaves and device transfer).
         """
-        counters = self._host.counters
+        counters, waiting = self._host.counters, self._host.waiting
         return {
             "steps": counters.steps,
-            "waiting_seconds": counters.waiting_seconds,
-            "waited_for": dict(counters.waited_for),
-            "first_batch_seconds": counters.first_batch_seconds,
+            "waiting_seconds": waiting.seconds,
+            "waited_for": dict(waiting.by_stage),
+            "first_batch_seconds": waiting.first_batch_seconds,
             "bytes_fetched": counters.bytes_fetched,
             "fetches": counters.fetches,
             "polls": counters.polls,

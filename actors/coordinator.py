@@ -153,7 +153,7 @@ class Coordinator:
         acked: int,
         granted: int,
         since: int,
-        waited: float,
+        waited: dict[str, Any],
         known_nodes: int,
     ) -> FeedUpdate:
         """A host acknowledges steps and asks for the next grant.
@@ -165,7 +165,7 @@ class Coordinator:
         self._calls["poll"] += 1
         desk = self._desk(feed)
         state = desk.check(generation)
-        desk.waiting_seconds[process_index] = waited
+        desk.waiting[process_index] = waited
         await self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
         await self._advance()
         until = time.monotonic() + LONGEST_WAIT_S

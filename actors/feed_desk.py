@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
+from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, StaleGenerationError
@@ -74,7 +75,8 @@ class FeedDesk:
         self.generation = 0
         self.state: FeedState | None = None
         self.tallies = [SourceTally() for _ in spec.manifests]
-        self.waiting_seconds: dict[int, float] = {}
+        self.waiting: dict[int, dict[str, Any]] = {}
+        self.readers = ReaderTally()
         self._ledger = ledger
         self._max_steps = max_steps
         self._limits = limits
@@ -90,7 +92,7 @@ class FeedDesk:
         config = self.spec.config
         self.generation = generation
         self._events = []
-        self.waiting_seconds = {}
+        self.waiting = {}
         self.state = FeedState(
             schedule,
             batch_size=config.batch_size,
@@ -135,6 +137,7 @@ class FeedDesk:
             self._run_before.add(report.key)
             self._written[report.key] = (report.tokens, report.digest)
             self.tallies[report.key.source].add(report, again=again)
+            self.readers.add(report)
             publications += self.state.completed(report.key, report.rows, report.records, node)
         self._record(publications)
         self._events += [(*key, rows, records, where) for key, rows, records, where in publications]
@@ -170,7 +173,8 @@ class FeedDesk:
                 "total_steps": state.total_steps,
                 "steps_per_second": state.grants.steps_per_second,
                 "slowest_process": state.grants.slowest(),
-                "waiting_seconds": dict(self.waiting_seconds),
+                "waiting": dict(self.waiting),
+                "readers": self.readers.plain(),
                 "limiting_window": None if limiting is None else self._describe(state, limiting),
             }
         return status

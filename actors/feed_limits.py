@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ray.actor import ActorHandle
 
@@ -28,15 +28,12 @@ class FeedLimits:
 
 @dataclass(slots=True)
 class FeedCounters:
-    """What a host has fetched and waited for."""
+    """What a host has taken and fetched."""
 
     steps: int = 0
     bytes_fetched: int = 0
     fetches: int = 0
     polls: int = 0
-    waiting_seconds: float = 0.0
-    first_batch_seconds: float = 0.0
-    waited_for: dict[str, float] = field(default_factory=dict)
 
 
 def what_is_missing(coordinator: ActorHandle, feed: str) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -27,6 +26,7 @@ import ray
 from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
 from meshfeed.actors.fetching import Fetcher, Stretch
 from meshfeed.actors.messages import FeedUpdate, Opening
+from meshfeed.actors.waiting import Waiting
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
@@ -62,6 +62,7 @@ class HostFeed(Generic[Batch]):
         limits: FeedLimits,
     ) -> None:
         self.counters = FeedCounters()
+        self.waiting = Waiting()
         self._coordinator = coordinator
         self._feed = feed
         self._opening = opening
@@ -84,8 +85,6 @@ class HostFeed(Generic[Batch]):
         self._state = threading.Condition()
         self._stretches: queue.Queue[Stretch | None] = queue.Queue(maxsize=1)
         self._ready: queue.Queue[Batch | None] = queue.Queue(maxsize=limits.prefetch)
-        self._stage = "opening"
-        self._started = time.monotonic()
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"meshfeed-{name}", daemon=True)
             for name, work in (
@@ -106,14 +105,14 @@ class HostFeed(Generic[Batch]):
             StallError: none came within ``timeout_s``.
             MeshfeedError: what ended the run.
         """
-        began = time.monotonic()
+        self.waiting.begin()
         warned = False
         while True:
             try:
                 batch = self._ready.get(timeout=0 if self._ready.qsize() else 0.2)
                 break
             except queue.Empty:
-                waited = time.monotonic() - began
+                waited = self.waiting.look()
                 self._raise_error()
                 if waited > self._limits.timeout_s:
                     raise StallError(
@@ -121,7 +120,7 @@ class HostFeed(Generic[Batch]):
                         waited,
                         generation=self._opening.generation,
                         host=str(self._process_index),
-                        stage=self._stage,
+                        stage=self.waiting.stage,
                     ) from None
                 if waited > self._limits.stall_s and not warned:
                     warned = True
@@ -130,11 +129,11 @@ class HostFeed(Generic[Batch]):
                         self._opening.generation,
                         self._process_index,
                         self._taken,
-                        self._stage,
+                        self.waiting.stage,
                         waited,
                         what_is_missing(self._coordinator, self._feed),
                     )
-        self._count_wait(time.monotonic() - began)
+        self.waiting.end()
         if batch is None:
             self._ready.put(None)
             self._raise_error()
@@ -206,7 +205,7 @@ class HostFeed(Generic[Batch]):
                     acked=taken,
                     granted=granted,
                     since=self._since,
-                    waited=self.counters.waiting_seconds,
+                    waited=self.waiting.plain(),
                     known_nodes=len(self._fetcher.nodes),
                 ),
                 timeout=self._limits.timeout_s,
@@ -227,6 +226,7 @@ class HostFeed(Generic[Batch]):
         with self._state:
             for source, rows, records in _runs(update.events):
                 self._schedule.append(source, rows, records)
+            self._forget_taken()
             self._since = update.next_event
             self._depth = update.depth
             for grant in update.grants:
@@ -235,12 +235,19 @@ class HostFeed(Generic[Batch]):
             self._total = update.total_steps
             self._state.notify_all()
 
+    def _forget_taken(self) -> None:
+        """Keeps memory flat: what lies before the next batch is not asked for again."""
+        if self._taken * self._batch_size > self._schedule.first_row:
+            cursor = self.cursor()
+            self._fetcher.forget_before(cursor)
+            self._schedule.forget(cursor.global_row)
+
     def _fetch(self) -> None:
         """Fetches granted steps in stretches, one of them always under way ahead."""
         ahead: Stretch | None = None
         while not self._closed.is_set():
             if ahead is None:
-                self._stage = "grant"
+                self.waiting.fetching = "grant"
                 with self._state:
                     self._state.wait_for(lambda: self._closed.is_set() or self._fetchable(), 1.0)
                     if self._closed.is_set():
@@ -250,7 +257,7 @@ class HostFeed(Generic[Batch]):
                 ahead = self._request()
                 continue
             now, ahead = ahead, self._request()
-            self._stage = "fetch"
+            self.waiting.fetching = "fetch"
             now.wait(self._limits.timeout_s)
             self.counters.bytes_fetched += now.nbytes
             self.counters.fetches += now.requests
@@ -279,10 +286,13 @@ class HostFeed(Generic[Batch]):
                 continue
             if stretch is None:
                 break
-            self._stage = "assemble"
+            self.waiting.assembling = True
             for batch in self._make_batches(stretch):
+                self.waiting.assembling = False
                 if not self._put(self._ready, batch):
                     return
+                self.waiting.assembling = True
+            self.waiting.assembling = False
         self._put(self._ready, None)
 
     def _put(self, channel: queue.Queue[Any], item: Any) -> bool:
@@ -293,18 +303,6 @@ class HostFeed(Generic[Batch]):
             except queue.Full:
                 continue
         return False
-
-    # -- waiting --------------------------------------------------------------------------------
-
-    def _count_wait(self, seconds: float) -> None:
-        counters = self.counters
-        if counters.steps == 0:
-            counters.first_batch_seconds = time.monotonic() - self._started
-            return
-        counters.waiting_seconds += seconds
-        if seconds > 0.001:
-            stage = self._stage
-            counters.waited_for[stage] = counters.waited_for.get(stage, 0.0) + seconds
 
     def _raise_error(self) -> None:
         error = self._error

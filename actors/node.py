@@ -8,6 +8,7 @@ waits for a fetch.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -75,8 +76,9 @@ class NodeServer:
         self._stopping.wait()
 
     def in_work(self) -> list[dict[str, Any]]:
-        """What each reader does right now: reader, stage, feed, what, pid, seconds."""
-        return self._pool.in_work()
+        """What each reader does right now: reader, host, stage, feed, what, pid, seconds."""
+        here = socket.gethostname()
+        return [entry | {"host": here} for entry in self._pool.in_work()]
 
     def cuts(self) -> int:
         """Regions cut so far; hosts of one slice group share theirs."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,9 @@ NAMESPACE = "meshfeed"
 """Ray namespace of all named actors; their names carry the run's id."""
 
 START_TIMEOUT_S = 120.0
+
+ANSWER_TIMEOUT_S = 5.0
+"""A cluster whose port does not answer for so long is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +46,16 @@ class Run:
     def find(cls, run_dir: str) -> Run:
         """The run that is up with this run directory, from any process of its Ray cluster.
 
+        Where this process is in no Ray cluster yet, it joins the one that ``RAY_ADDRESS`` names, or
+        else the one that the run was started in last.
+
         Raises:
-            ConfigError: no run is up there.
+            ConfigError: no run is up there, or its cluster does not answer.
         """
         folder = RunFolder(run_dir)
         config = folder.load_config()
-        _connect_to_ray()
+        if not ray.is_initialized():
+            _join_cluster(run_dir, os.environ.get("RAY_ADDRESS") or folder.ray_address())
         try:
             coordinator = ray.get_actor(_name(config), namespace=NAMESPACE)
         except ValueError:
@@ -113,6 +122,7 @@ def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -
     )
     run = Run(config=config, specs=specs, coordinator=coordinator)
     run.call("start", _placement(config))
+    RunFolder(config.run_dir).save_ray_address(ray.get_runtime_context().gcs_address)
     return run
 
 
@@ -134,6 +144,28 @@ def _placement(config: RunConfig) -> dict[str, int]:
         node = max(cores, key=lambda n: cores[n] - placement[n])
         placement[node] += 1
     return {node: count for node, count in placement.items() if count}
+
+
+def _join_cluster(run_dir: str, address: str | None) -> None:
+    """Connects to the cluster of a run, and never starts one.
+
+    Raises:
+        ConfigError: there is none, or it does not answer.
+    """
+    hint = "Start the run, or set RAY_ADDRESS to the cluster that it is in"
+    if not address:
+        raise ConfigError("run", f"no run was started in {run_dir}", hint)
+    host, _, port = address.rpartition(":")
+    if "://" not in address and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
+        except OSError as error:
+            problem = f"the Ray cluster of the run in {run_dir}, {address}, is gone ({error})"
+            raise ConfigError("run", problem, hint) from None
+    try:
+        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError("run", f"the Ray cluster {address} refuses: {error}", hint) from error
 
 
 def _connect_to_ray() -> None:

@@ -4,6 +4,7 @@
 
     RUN_DIR/
       config.json        the settings as they were given
+      cluster.json       the Ray cluster that the run was started in last
       feeds.json         what is fixed for each feed: settings, dtype, engine, fingerprints
       tokenizer/         copies of the tokenizers' files
       manifest.json      the shards of every source, and the sizes that fix its windows
@@ -97,6 +98,16 @@ class RunFolder:
             manifests = tuple(manifest.sources[f"{name}:{s.name}"] for s in config.sources)
             specs[name] = FeedSpec(config=config, manifests=manifests, **plain)
         return specs
+
+    def save_ray_address(self, address: str) -> None:
+        """Keeps which Ray cluster the run is up in."""
+        write_whole(self.path / "cluster.json", json.dumps({"ray_address": address}))
+
+    def ray_address(self) -> str | None:
+        """The Ray cluster that the run was started in last; it may be gone."""
+        if not (self.path / "cluster.json").exists():
+            return None
+        return str(self._read("cluster.json")["ray_address"])
 
     def ledger(self, spec: FeedSpec, *, read_only: bool = False) -> Ledger:
         """The ledger of a feed."""
