@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections import defaultdict
@@ -20,12 +19,13 @@ from ray.actor import ActorHandle
 import ray
 from meshfeed.actors.feed_desk import FeedDesk
 from meshfeed.actors.membership import Joining
-from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowLease, WindowReport
+from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport
 from meshfeed.actors.node import NodeServer
+from meshfeed.actors.node_desk import NodeDesk
 from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.plan.errors import DataError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
-from meshfeed.pipeline.plan.feed_state import FeedState, WindowKey
+from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.grants import GrantLimits
 from meshfeed.pipeline.plan.leasing import LeaseBook
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 5.0
 """A host or node that has nothing to do hears so after this long at the latest."""
+
+GATHER_WRITES_S = 0.005
+"""Windows that run within so short a time become durable at once."""
 
 
 class Coordinator:
@@ -63,18 +66,19 @@ class Coordinator:
         self._error: BaseException | None = None
         self._stopped = False
         self._nodes: dict[int, ActorHandle] = {}
-        self._pending: dict[int, tuple[list[WindowLease], list[tuple[str, WindowKey]]]] = {}
-        self._untaught: set[int] = set()
+        self._tell = NodeDesk(specs)
         self._node_wakes: dict[int, asyncio.Event] = {}
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._calls: dict[str, int] = defaultdict(int)
         self._watchers: list[asyncio.Task[None]] = []
-        self._numbers = itertools.count(1)
-        self._current: dict[tuple[str, WindowKey], int] = {}
         self._leases = LeaseBook(
             block_bytes=lambda feed, source: self._desks[feed].block_bytes(source),
             group=lambda feed, key: self._desks[feed].group(key),
+            needs=lambda: [desk.need for desk in self._desks.values()],
         )
+        self._writing: asyncio.Task[None] | None = None
+        self._news: dict[str, tuple[Any, ...]] = {}
+        self._gathering = False
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -85,8 +89,7 @@ class Coordinator:
             here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
                 ray_node, soft=False
             )
-            self._pending[number] = ([], [])
-            self._untaught.add(number)
+            self._tell.add(number)
             self._node_wakes[number] = asyncio.Event()
             self._nodes[number] = (
                 ray.remote(NodeServer)
@@ -107,7 +110,9 @@ class Coordinator:
         self._stopped = True
         for watcher in self._watchers:
             watcher.cancel()
-        await self._notify(range(len(self._nodes)))
+        self._wake_hosts()
+        for wake in self._node_wakes.values():
+            wake.set()
         for node in self._nodes.values():
             with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
                 await asyncio.wait_for(node.stop.remote(), 10)
@@ -115,10 +120,7 @@ class Coordinator:
 
     async def fail(self, error: BaseException) -> None:
         """Some part of the run has failed for good: every host hears it."""
-        if self._error is None:
-            self._error = error
-            log.error("the run fails: %s", error)
-        await self._notify()
+        self._fail(error)
 
     # -- hosts ----------------------------------------------------------------------------------
 
@@ -140,8 +142,8 @@ class Coordinator:
             self._generation += 1
             before = self._held(feed)
             joining.opening.set_result(desk.open(self._generation, process_count, joining.start))
-            await self._release(feed, before)
-            await self._advance()
+            self._release(feed, before)
+            self._advance()
         return await joining.wait(self._config.timeout_seconds)
 
     async def poll(
@@ -166,39 +168,32 @@ class Coordinator:
         desk = self._desk(feed)
         state = desk.check(generation)
         desk.waiting[process_index] = waited
-        await self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
-        await self._advance()
-        until = time.monotonic() + LONGEST_WAIT_S
+        self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
+        self._advance()
+        until = time.monotonic() + min(LONGEST_WAIT_S, state.grants.patience(acked))
         while True:
             self._raise_if_failed()
             state = desk.check(generation)
-            now = time.monotonic()
-            total = state.total_steps
-            if self._grant(state, now) > granted or granted == total or now >= until:
+            left = until - time.monotonic()
+            more = state.grants.granted > granted or desk.moved_since(since)
+            if more or granted == state.total_steps or left <= 0:
                 break
-            gathering = state.ready_steps > granted
-            await self._wait(self._limits.gather_seconds if gathering else until - now)
-        nodes = {n: handle for n, handle in self._nodes.items() if n >= known_nodes}
-        return desk.update(since, granted, nodes)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        nodes = {n: self._nodes[n] for n in range(known_nodes, len(self._nodes))}
+        return desk.update(process_index, since, granted, nodes)
 
     # -- nodes ----------------------------------------------------------------------------------
 
     async def node_turn(self, node: int) -> NodeUpdate:
         """A node asks what to do next."""
         self._calls["node_turn"] += 1
-        leases, releases = self._pending[node]
         wake = self._node_wakes[node]
-        if not (leases or releases or node in self._untaught or self._stopped):
+        if not (self._tell.has_news(node) or self._stopped):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(wake.wait(), LONGEST_WAIT_S)
         wake.clear()
-        leases, releases = self._pending[node]
-        self._pending[node] = ([], [])
-        specs = self._specs if node in self._untaught else {}
-        self._untaught.discard(node)
-        return NodeUpdate(
-            leases=tuple(leases), releases=tuple(releases), specs=specs, stop=self._stopped
-        )
+        return self._tell.take(node, stop=self._stopped)
 
     async def completed(self, node: int, reports: list[WindowReport]) -> None:
         """Windows have run on a node."""
@@ -206,20 +201,21 @@ class Coordinator:
         by_feed: dict[str, list[WindowReport]] = defaultdict(list)
         try:
             for report in reports:
-                if self._current.get((report.feed, report.key)) != report.lease:
+                if not self._tell.is_current(report):
                     continue  # of an opening that has ended; the node has forgotten its block
                 if report.error is not None:
                     raise report.error
-                self._leases.completed(report.feed, report.key, report.nbytes)
+                self._leases.completed(report.feed, report.key, node, report.nbytes)
                 by_feed[report.feed].append(report)
             for feed, some in by_feed.items():
                 self._count_skipped(feed, some)
-                empty = self._desks[feed].completed(node, some)
-                await self._release(feed, empty)
+                self._desks[feed].completed(node, some)
         except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
-            await self.fail(error)
+            self._fail(error)
             return
-        await self._advance()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+        self._advance()
 
     # -- looking in -----------------------------------------------------------------------------
 
@@ -257,45 +253,62 @@ class Coordinator:
         state = self._desks[feed].state
         return [] if state is None else state.held()
 
-    async def _advance(self) -> None:
+    async def _write(self) -> None:
+        """Windows that have run become durable, then known, while others come in."""
+        try:
+            await asyncio.sleep(GATHER_WRITES_S)
+            while taken := [(n, d, w) for n, d in self._desks.items() if (w := d.take())]:
+                for name, desk, writing in taken:
+                    await asyncio.to_thread(desk.write, writing)
+                    self._release(name, desk.publish(writing))
+                self._advance()
+                await asyncio.sleep(GATHER_WRITES_S)
+        except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+            log.error("the run fails: %s", error)
+        self._wake_hosts()
+
+    def _advance(self) -> None:
         """Grants what is ready, leases what is needed, and wakes who waits for it."""
+        try:
+            self._grant_and_lease()
+        except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
+            self._fail(error)
+
+    def _grant_and_lease(self) -> None:
         opened = [(n, d.state) for n, d in self._desks.items() if d.state is not None]
         now = time.monotonic()
         for _, state in opened:
-            self._grant(state, now)
-        woken = set()
-        for node, feed, key in self._leases.assign(opened):
-            number = self._current[feed, key] = next(self._numbers)
-            self._pending[node][0].append(WindowLease(feed=feed, key=key, number=number))
-            woken.add(node)
-        await self._notify(woken)
+            ready = state.ready_steps
+            state.grants.advance(ready, now, ended=ready == state.total_steps)
+            if not self._gathering and state.grants.could_raise(ready):
+                self._gathering = True
+                asyncio.get_running_loop().call_later(self._limits.gather_seconds, self._gathered)
+        for lease in self._leases.assign(opened):
+            self._tell.lease(lease)
+            self._node_wakes[lease.node].set()
+        news = {name: desk.news for name, desk in self._desks.items()}
+        if news != self._news:
+            self._news = news
+            self._wake_hosts()
 
-    @staticmethod
-    def _grant(state: FeedState, now: float) -> int:
-        ready = state.ready_steps
-        return state.grants.advance(ready, now, ended=ready == state.total_steps)
+    def _gathered(self) -> None:
+        self._gathering = False
+        self._advance()
 
-    async def _release(self, feed: str, keys: list[WindowKey]) -> None:
+    def _release(self, feed: str, keys: list[WindowKey]) -> None:
         for node, key in self._leases.released(feed, keys):
-            self._current.pop((feed, key), None)
-            leases, releases = self._pending[node]
-            leases[:] = [lease for lease in leases if (lease.feed, lease.key) != (feed, key)]
-            releases.append((feed, key))
+            self._tell.release(node, feed, key)
             self._node_wakes[node].set()
 
-    async def _notify(self, nodes: Any = ()) -> None:
-        for node in nodes:
-            self._node_wakes[node].set()
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _wait(self, seconds: float) -> None:
-        async def changed() -> None:
-            async with self._changed:
-                await self._changed.wait()
-
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(changed(), seconds)
+    def _wake_hosts(self) -> None:
+        # A new event each time: who looked before this and waits only now is woken as well.
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _watch(self, node: int) -> None:
         """A node server that dies is the end of its blocks: its windows are run elsewhere."""
@@ -303,7 +316,7 @@ class Coordinator:
             await self._nodes[node].watch.remote()
         except ray.exceptions.RayActorError as error:
             if not self._stopped:
-                await self.fail(MeshfeedError(f"node server {node} died: {error}"))
+                self._fail(MeshfeedError(f"node server {node} died: {error}"))
 
     def _count_skipped(self, feed: str, reports: list[WindowReport]) -> None:
         """Lists what was left out, and fails when it is more than the source's limit."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from typing import Any
 
-import numpy as np
-
+from meshfeed.actors.event_log import EventLog
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
 from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.pipeline.data.blocks import BlockFormat
+from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, StaleGenerationError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
@@ -57,8 +58,27 @@ class SourceTally:
             self.counts[name] = self.counts.get(name, 0) + count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """Windows on their way to the ledger.
+
+    Attributes:
+        state: the opening that they belong to.
+        publications: what it will be told once they are there.
+        entries: those of them that the ledger does not have yet.
+    """
+
+    state: FeedState
+    publications: list[Publication]
+    entries: list[LedgerEntry]
+
+
 class FeedDesk:
     """One feed of a run.
+
+    Windows that have run are written to the ledger together: ``completed`` collects them, then
+    ``take``, ``write`` and ``publish`` make them durable and known. ``write`` is the only call that
+    waits for storage and may run in another thread; meanwhile ``completed`` collects the next.
 
     Args:
         spec: of the feed.
@@ -80,9 +100,12 @@ class FeedDesk:
         self._ledger = ledger
         self._max_steps = max_steps
         self._limits = limits
-        self._events: list[tuple[int, int, int, int, int, int]] = []
-        self._run_before: set[WindowKey] = set()
-        self._written: dict[WindowKey, tuple[int, int]] = {}
+        self._format = BlockFormat.of(spec)
+        self._log = EventLog(0)
+        self._ready: list[Publication] = []
+        self._unwritten: dict[WindowKey, LedgerEntry] = {}
+        self._most_rows = most_rows(spec)
+        self._need = feed_need(spec, limits)
 
     def open(self, generation: int, processes: int, start: dict[str, Any] | None) -> Opening:
         """A new membership takes the feed from a cursor on; the one before it ends."""
@@ -91,7 +114,8 @@ class FeedDesk:
         first_step = 0 if cursor is None else cursor.step
         config = self.spec.config
         self.generation = generation
-        self._events = []
+        self._log = EventLog(processes)
+        self._ready = []
         self.waiting = {}
         self.state = FeedState(
             schedule,
@@ -99,8 +123,8 @@ class FeedDesk:
             remainder=config.remainder,
             max_steps=self._max_steps,
             grants=GrantBook(processes, first_step, self._limits),
-            weights=[source.weight for source in config.sources],
             rows_estimate=[self.spec.window_rows] * len(config.sources),
+            most_rows=self._most_rows,
         )
         return Opening(
             generation=generation,
@@ -120,43 +144,84 @@ class FeedDesk:
             raise StaleGenerationError(generation, self.generation)
         return self.state
 
-    def completed(self, node: int, reports: Sequence[WindowReport]) -> list[WindowKey]:
-        """Windows have run: their counts enter the ledger in order, durably, then the schedule.
-
-        Returns:
-            Windows without rows, which the node may forget at once.
+    def completed(self, node: int, reports: Sequence[WindowReport]) -> None:
+        """Windows have run on a node.
 
         Raises:
-            DisagreementError: a window gave another number of rows than an earlier run.
+            DisagreementError: a window gave other rows than an earlier run of it.
         """
-        if self.state is None:
-            return []
-        publications = []
         for report in reports:
-            again = report.key in self._run_before
-            self._run_before.add(report.key)
-            self._written[report.key] = (report.tokens, report.digest)
+            again = self._compare(report)
             self.tallies[report.key.source].add(report, again=again)
             self.readers.add(report)
-            publications += self.state.completed(report.key, report.rows, report.records, node)
-        self._record(publications)
-        self._events += [(*key, rows, records, where) for key, rows, records, where in publications]
-        return self.state.publish(publications)
+            self._note_rows(report.key.source, report.rows)
+            if self.state is None:
+                continue
+            done = self.state.completed(report.key, report.rows, report.records, node)
+            self._ready += done.publications
+            if done.moved:
+                self._log.move(report.key, node)
 
-    def update(self, since: int, granted: int, nodes: dict[int, Any]) -> FeedUpdate:
+    def take(self) -> Writing | None:
+        """What has run and may enter the ledger now, None where there is nothing."""
+        if not self._ready or self.state is None:
+            return None
+        publications, self._ready = self._ready, []
+        entries = [self._unwritten[p.key] for p in publications if p.key in self._unwritten]
+        return Writing(state=self.state, publications=publications, entries=entries)
+
+    def write(self, writing: Writing) -> None:
+        """Makes it durable; waits for storage.
+
+        Raises:
+            OSError: the storage refused.
+        """
+        if writing.entries:
+            self._ledger.append(writing.entries)
+
+    def publish(self, writing: Writing) -> list[WindowKey]:
+        """It is durable: its rows have their places now, and hosts are told.
+
+        Returns:
+            Windows that nobody needs, which their nodes may forget.
+        """
+        for source, epoch, window, *_ in writing.entries:
+            self._unwritten.pop(WindowKey(source, epoch, window), None)
+        state = writing.state
+        if state is not self.state:
+            return []
+        # Windows behind the end of the feed may be among them; the state has dropped those.
+        told = [p for p in writing.publications if state.is_held(p.key)]
+        unneeded = state.publish(told)
+        self._log.publish([(*key, rows, n, state.holder(key)) for key, rows, n in told])
+        return unneeded
+
+    def update(self, process: int, since: int, granted: int, nodes: dict[int, Any]) -> FeedUpdate:
         """What a host is told that has seen ``since`` events and the grant ``granted``."""
         if self.state is None:
             raise StaleGenerationError(0, self.generation)
-        events = np.array(self._events[since:], np.int64).reshape(-1, 6)
+        events, moved = self._log.since(process, since)
         return FeedUpdate(
             grants=tuple(self.state.grants.grants_after(granted)),
             total_steps=self.state.total_steps,
             events=events,
-            next_event=len(self._events),
-            moved=np.zeros((0, 4), np.int64),
+            next_event=self._log.end,
+            moved=moved,
             nodes=nodes,
             depth=self.state.grants.depth,
         )
+
+    @property
+    def news(self) -> tuple[Any, ...]:
+        """Changes when hosts that wait for a grant have something to hear."""
+        state = self.state
+        if state is None:
+            return (self.generation,)
+        return self.generation, state.grants.granted, state.total_steps, self._log.last_move
+
+    def moved_since(self, since: int) -> bool:
+        """A host that has seen ``since`` events must hear where windows lie now."""
+        return self._log.moved_since(since)
 
     def status(self) -> dict[str, Any]:
         """Where the feed is, and what each source has cost and given, as plain values."""
@@ -179,15 +244,44 @@ class FeedDesk:
             }
         return status
 
+    @property
+    def need(self) -> FeedNeed:
+        """Bytes that the feed needs, by what is known of its windows."""
+        return self._need
+
     def block_bytes(self, source: int) -> int:
-        """Bytes that the next window of a source will take, about."""
-        rows = self.spec.window_rows if self.state is None else self.state.mean_rows(source)
-        return BlockFormat.of(self.spec).nbytes(max(1, round(rows)))
+        """Bytes that a window of a source takes at most."""
+        return self._format.nbytes(self._most_rows[source])
 
     def group(self, key: WindowKey) -> tuple[int, int]:
         """Windows of a source with the same value read the same chunks."""
-        window = self.epochs.windows(key.source, key.epoch).window(key.window)
-        return key.epoch, window.group
+        return key.epoch, self.epochs.windows(key.source, key.epoch).group(key.window)
+
+    def _note_rows(self, source: int, rows: int) -> None:
+        if rows > self._most_rows[source]:
+            self._most_rows[source] = rows
+            self._need = _need(self.spec, self._limits, self._most_rows)
+
+    def _compare(self, report: WindowReport) -> bool:
+        """True where the window has run before; its rows must be the same then."""
+        key = report.key
+        before = self._unwritten.get(key) or self._ledger.find(*key)
+        if before is None:
+            self._unwritten[key] = LedgerEntry(
+                *key, report.rows, report.records, tokens=report.tokens, digest=report.digest
+            )
+            return False
+        same = before.rows == report.rows and (
+            before.digest == report.digest or not (before.digest and report.digest)
+        )
+        if not same:
+            name = self.spec.config.sources[key.source].name
+            raise DisagreementError(
+                f"window {key.window} of epoch {key.epoch} of source {name} gave {before.rows} "
+                f"rows (digest {before.digest:x}) in an earlier run and {report.rows} (digest "
+                f"{report.digest:x}) now: its data has changed or a transform is not deterministic"
+            )
+        return True
 
     def _describe(self, state: FeedState, key: WindowKey) -> dict[str, Any]:
         window = self.epochs.windows(key.source, key.epoch).window(key.window)
@@ -201,27 +295,19 @@ class FeedDesk:
             "shards": [manifest.address(shard) for shard in shards[:4]],
         }
 
-    def _record(self, publications: Sequence[Publication]) -> None:
-        fresh = []
-        for key, rows, records, _ in publications:
-            known = self._ledger.rows(*key)
-            tokens, digest = self._written.pop(key, (0, 0))
-            if known is None:
-                entry = LedgerEntry(
-                    source=key.source,
-                    epoch=key.epoch,
-                    window=key.window,
-                    rows=rows,
-                    records=records,
-                    tokens=tokens,
-                    digest=digest,
-                )
-                fresh.append(entry)
-            elif known != rows:
-                name = self.spec.config.sources[key.source].name
-                raise DisagreementError(
-                    f"window {key.window} of epoch {key.epoch} of source {name} gave {known} rows "
-                    f"in an earlier run and {rows} now: its data or a transform has changed"
-                )
-        if fresh:
-            self._ledger.append(fresh)
+
+def most_rows(spec: FeedSpec) -> list[int]:
+    """Rows that a window of each source gives at most, by the sizes in the manifest."""
+    return [ceil(WINDOW_SLACK * spec.window_rows)] * len(spec.manifests)
+
+
+def feed_need(spec: FeedSpec, limits: GrantLimits) -> FeedNeed:
+    """Bytes that a feed needs, before any window has run."""
+    return _need(spec, limits, most_rows(spec))
+
+
+def _need(spec: FeedSpec, limits: GrantLimits, rows: Sequence[int]) -> FeedNeed:
+    blocks = BlockFormat.of(spec)
+    # Every row as if it lay in a block of its own: some may.
+    batch_bytes = spec.config.batch_size * blocks.nbytes(1)
+    return FeedNeed.of(limits.least_depth, batch_bytes, [blocks.nbytes(r) for r in rows])

@@ -17,6 +17,7 @@ from meshfeed.actors.messages import FeedUpdate, FetchRequest, Opening
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.regions import Region, region_nbytes, view_region
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
+from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, MeshfeedError
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.schedule import RowPlaces
@@ -185,10 +186,12 @@ class Fetcher:
         stretch.requests = len(wanted)
         return stretch
 
-    def forget_before(self, keys: set[WindowKey]) -> None:
-        """Windows that will not be asked for again."""
-        for key in keys:
-            self._node_of.pop(key, None)
+    def forget_before(self, cursor: Cursor) -> None:
+        """Forgets where windows lie whose rows all come before a cursor."""
+        places = [(source.epoch, source.window) for source in cursor.sources]
+        self._node_of = {
+            key: node for key, node in self._node_of.items() if key[1:] >= places[key.source]
+        }
 
     def _ask(self, node: int, keys: list[WindowKey], regions: Any, begin: int, end: int) -> Any:
         used = np.unique(np.concatenate([windows for windows, _, _ in regions]))

@@ -13,10 +13,13 @@ from ray.actor import ActorHandle
 
 import ray
 from meshfeed.actors.coordinator import Coordinator
+from meshfeed.actors.feed_desk import feed_need
 from meshfeed.pipeline.data.prepare import prepare_feeds
 from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.plan.budget import check_budget, smallest_budget
 from meshfeed.pipeline.plan.errors import ConfigError, StallError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.grants import GrantLimits
 from meshfeed.pipeline.plan.run_config import RunConfig
 
 NAMESPACE = "meshfeed"
@@ -111,17 +114,22 @@ def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -
 
     Raises:
         ConfigError: a setting is wrong; DataError, ReadError: the data cannot be listed or read.
+        BudgetError: ``memory_budget`` is below the smallest that works.
         ChangedError: the run directory holds a run with other data or settings.
     """
     specs = prepare_feeds(config, progress)
     _connect_to_ray()
+    placement = _placement(config)
+    limits = GrantLimits(prefetch=config.prefetch, seconds=config.grant_seconds)
+    needs = [feed_need(spec, limits) for spec in specs.values()]
+    check_budget(config.memory_budget, smallest_budget(needs, len(placement)))
     coordinator = (
         ray.remote(Coordinator)
         .options(num_cpus=0, name=_name(config), namespace=NAMESPACE, max_concurrency=10_000)
         .remote(config, specs)
     )
     run = Run(config=config, specs=specs, coordinator=coordinator)
-    run.call("start", _placement(config))
+    run.call("start", placement)
     RunFolder(config.run_dir).save_ray_address(ray.get_runtime_context().gcs_address)
     return run
 
@@ -158,7 +166,9 @@ def _join_cluster(run_dir: str, address: str | None) -> None:
     host, _, port = address.rpartition(":")
     if "://" not in address and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S
+            ).close()
         except OSError as error:
             problem = f"the Ray cluster of the run in {run_dir}, {address}, is gone ({error})"
             raise ConfigError("run", problem, hint) from None

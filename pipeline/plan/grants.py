@@ -11,8 +11,11 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+from meshfeed.pipeline.plan.errors import DisagreementError
+
+_RATE_OVER_S = 0.2
+_PATIENCE_S = 0.5
+_KEPT_GRANTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,8 @@ class GrantBook:
     """
 
     def __init__(self, processes: int, start_step: int, limits: GrantLimits) -> None:
-        self._acked: npt.NDArray[np.int64] = np.full(processes, start_step, np.int64)
+        self._acked = [start_step] * processes
+        self._at_floor = processes
         self._limits = limits
         self._floor = start_step
         self._granted = start_step
@@ -72,22 +76,37 @@ class GrantBook:
         return self._rate
 
     @property
+    def least_depth(self) -> int:
+        """Steps that a grant reaches ahead of the slowest host at least, once they are ready."""
+        return self._limits.least_depth
+
+    @property
     def depth(self) -> int:
         """Steps that a grant reaches ahead of the slowest host."""
         return max(self._limits.least_depth, math.ceil(self._rate * self._limits.seconds))
 
     def acknowledge(self, process: int, step: int, now: float) -> bool:
-        """Process has taken all steps before ``step``; True if that moved the floor."""
-        if step <= self._acked[process]:
-            return False
+        """Process has taken all steps before ``step``; True if that moved the floor.
+
+        Raises:
+            DisagreementError: more than was granted.
+        """
+        if step > self._granted:
+            raise DisagreementError(
+                f"process {process} acknowledges the steps before {step}, but only those before "
+                f"{self._granted} were granted: it belongs to another run or feed"
+            )
         was = self._acked[process]
+        if step <= was:
+            return False
         self._acked[process] = step
         if was > self._floor:
             return False
-        floor = int(self._acked.min())
-        if floor == self._floor:
+        self._at_floor -= 1
+        if self._at_floor:
             return False
-        self._floor = floor
+        self._floor = min(self._acked)
+        self._at_floor = self._acked.count(self._floor)
         self._measure(now)
         return True
 
@@ -101,27 +120,49 @@ class GrantBook:
         """
         reach = min(ready_steps, self._floor + self.depth)
         more = reach - self._granted
+        if more <= 0:
+            return self._granted
         due = self._raised is None or now - self._raised >= self._limits.gather_seconds
-        if more > 0 and (due or ended or 4 * more >= self.depth):
+        if due or ended or 4 * more >= self.depth:
             self._granted = reach
             self._grants.append(reach)
             self._raised = now
+            if len(self._grants) > _KEPT_GRANTS:
+                # No host asks for what comes before it has taken, and so before the floor.
+                del self._grants[: bisect_right(self._grants, self._floor)]
         return self._granted
+
+    def could_raise(self, ready_steps: int) -> bool:
+        """A grant is only being gathered: it will be raised though nothing else happens."""
+        return min(ready_steps, self._floor + self.depth) > self._granted
 
     def grants_after(self, step: int) -> list[int]:
         """The grants given beyond ``step``, in order: the same bounds for every host."""
         return self._grants[bisect_right(self._grants, step) :]
 
+    def patience(self, acked: int) -> float:
+        """Seconds after which a host that waits for a grant should say again how far it is.
+
+        What it takes while it waits releases windows, and in a small budget that is just what the
+        next grant waits for. So it waits as long as it needs, at the rate seen, to come within
+        half the least depth of the grant: from there on, the rows that must come next have a
+        place reserved for them. Infinite for a host that is there already.
+        """
+        left = self._granted - self._limits.least_depth // 2 - acked
+        if left <= 0:
+            return math.inf
+        return left / self._rate if self._rate > 0 else _PATIENCE_S
+
     def slowest(self) -> int:
         """The process that has acknowledged least."""
-        return int(self._acked.argmin())
+        return self._acked.index(self._floor)
 
     def _measure(self, now: float) -> None:
         if self._mark_time is None:
             self._mark_step, self._mark_time = self._floor, now
             return
         elapsed = now - self._mark_time
-        if elapsed < 0.2:
+        if elapsed < _RATE_OVER_S:
             return
         rate = (self._floor - self._mark_step) / elapsed
         self._rate = rate if self._rate == 0.0 else 0.5 * self._rate + 0.5 * rate

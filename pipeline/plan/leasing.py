@@ -1,22 +1,22 @@
-"""Which node runs which window: slots, byte budgets, and the smallest budget that works.
+"""Which node runs which window.
 
-A node takes windows as long as it has a free slot and its row blocks stay within its budget.
-Urgent windows (see ``FeedState.urgent_leases``) go before all others and need no budget: a part
-of it is reserved for them, ``smallest_budget`` counts it.
+A node takes windows while it has a free slot and its row blocks stay within its budget. Urgent
+windows (see ``FeedState.next_urgent``) go before all others and may use all of it; the others
+leave alone what ``smallest_budget`` keeps for the urgent ones.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshfeed.pipeline.plan.errors import BudgetError
+from meshfeed.pipeline.plan.budget import FeedNeed, smallest_budget
 from meshfeed.pipeline.plan.feed_state import FeedState, WindowKey
+from meshfeed.pipeline.plan.node_slots import NodeSlots
 
-SLOTS_PER_READER = 2
-"""Windows that a reader has at most: one in work and one waiting, so that it never idles."""
+Named = tuple[str, WindowKey]
 
 
 class Lease(NamedTuple):
@@ -28,22 +28,27 @@ class Lease(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Node:
-    slots: int
-    budget: int
-    used: int = 0
-    running: set[tuple[str, WindowKey]] = field(default_factory=set)
+class _Place:
+    """Where a window runs or lies.
 
-    def takes(self, nbytes: int) -> bool:
-        return len(self.running) < self.slots and self.used + nbytes <= self.budget
+    Attributes:
+        node: the node.
+        nbytes: of its rows; while it runs, what was reserved for them.
+        running: it has not completed.
+    """
+
+    node: int
+    nbytes: int
+    running: bool = True
 
 
 class LeaseBook:
-    """Slots and bytes of every node.
+    """Slots and bytes of every node, and the windows that take them.
 
     Args:
-        block_bytes: bytes that the next window of (feed, source) will take.
-        group: windows with the same group share cached chunks and stay on one node.
+        block_bytes: bytes that the next window of (feed, source) takes at most.
+        group: windows of a source with the same group share cached chunks and stay on one node.
+        needs: what each feed of the run needs, open or not.
     """
 
     def __init__(
@@ -51,128 +56,105 @@ class LeaseBook:
         *,
         block_bytes: Callable[[str, int], int],
         group: Callable[[str, WindowKey], Hashable],
+        needs: Callable[[], Sequence[FeedNeed]],
     ) -> None:
         self._block_bytes = block_bytes
         self._group = group
-        self._nodes: dict[int, _Node] = {}
-        self._turn: deque[int] = deque()
-        self._bytes: dict[tuple[str, WindowKey], tuple[int, int]] = {}
+        self._needs = needs
+        self._nodes = NodeSlots()
+        self._places: dict[Named, _Place] = {}
         self._home: dict[tuple[str, int], tuple[Hashable, int]] = {}
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of row blocks on all nodes, those of running windows as estimated."""
-        return sum(node.used for node in self._nodes.values())
+        """Bytes of row blocks on all nodes, those of running windows as reserved."""
+        return self._nodes.used_bytes
+
+    def used_on(self, node: int) -> int:
+        """The same of one node."""
+        return self._nodes.used(node)
 
     def add_node(self, node: int, readers: int, budget: int) -> None:
         """A node with so many readers may hold so many bytes of row blocks."""
-        self._nodes[node] = _Node(readers * SLOTS_PER_READER, budget)
-        self._turn.append(node)
+        self._nodes.add(node, readers, budget)
 
-    def remove_node(self, node: int) -> None:
-        """The node is gone with all that it held."""
-        self._nodes.pop(node, None)
-        if node in self._turn:
-            self._turn.remove(node)
-        for name, (where, _) in list(self._bytes.items()):
-            if where == node:
-                del self._bytes[name]
+    def remove_node(self, node: int) -> dict[str, list[WindowKey]]:
+        """The node is gone with all that it held.
+
+        Returns:
+            The windows of each feed that must be run again: tell ``FeedState.lost``.
+        """
+        gone: dict[str, list[WindowKey]] = defaultdict(list)
+        self._nodes.remove(node)
+        for (feed, key), place in list(self._places.items()):
+            if place.node == node:
+                del self._places[feed, key]
+                gone[feed].append(key)
+        return dict(gone)
 
     def assign(self, feeds: Sequence[tuple[str, FeedState]]) -> list[Lease]:
         """Leases as many windows as the nodes take; feeds in order of importance."""
-        leases = []
+        if not len(self._nodes):
+            return []
+        leases: list[Lease] = []
         for name, feed in feeds:
-            for key in feed.urgent_leases():
-                node = self._pick(name, key, 0)
-                if node is not None:
-                    leases.append(self._lease(node, name, feed, key))
-        for name, feed in feeds:
-            while (next_key := feed.next_lease()) is not None:
-                node = self._pick(name, next_key, self._block_bytes(name, next_key.source))
-                if node is None:
+            while (key := feed.next_urgent()) is not None:
+                if (node := self._pick(name, key, None)) is None:
                     break
-                leases.append(self._lease(node, name, feed, next_key))
+                leases.append(self._lease(node, name, feed, key))
+        kept = smallest_budget(self._needs(), len(self._nodes))
+        for name, feed in feeds:
+            while (key := feed.next_lease()) is not None:
+                if (node := self._pick(name, key, kept)) is None:
+                    break
+                leases.append(self._lease(node, name, feed, key))
         return leases
 
-    def completed(self, feed: str, key: WindowKey, nbytes: int) -> None:
-        """A window has run and takes so many bytes on its node."""
-        where = self._bytes.get((feed, key))
-        if where is None:
-            return
-        node = self._nodes[where[0]]
-        node.running.discard((feed, key))
-        node.used += nbytes - where[1]
-        self._bytes[feed, key] = (where[0], nbytes)
+    def completed(self, feed: str, key: WindowKey, node: int, nbytes: int) -> bool:
+        """A window has run on a node and takes so many bytes there.
+
+        Returns:
+            False where it is not leased there, so that it counts for nothing.
+        """
+        place = self._places.get((feed, key))
+        if place is None or place.node != node:
+            return False
+        self._nodes.change(node, running=-place.running, nbytes=nbytes - place.nbytes)
+        place.running, place.nbytes = False, nbytes
+        return True
 
     def released(self, feed: str, keys: Iterable[WindowKey]) -> list[tuple[int, WindowKey]]:
-        """Nobody needs these windows: which node is to forget which."""
+        """Nobody needs these windows, run or not: which node is to forget which."""
         freed = []
         for key in keys:
-            where = self._bytes.pop((feed, key), None)
-            if where is not None and where[0] in self._nodes:
-                node = self._nodes[where[0]]
-                node.used -= where[1]
-                node.running.discard((feed, key))
-                freed.append((where[0], key))
+            place = self._places.pop((feed, key), None)
+            if place is not None:
+                self._nodes.change(place.node, running=-place.running, nbytes=-place.nbytes)
+                freed.append((place.node, key))
         return freed
 
     def _lease(self, node: int, name: str, feed: FeedState, key: WindowKey) -> Lease:
-        estimate = self._block_bytes(name, key.source)
-        state = self._nodes[node]
-        state.used += estimate
-        state.running.add((name, key))
-        self._bytes[name, key] = (node, estimate)
-        self._home[name, key.source] = (self._group(name, key), node)
         feed.leased(key, node)
+        nbytes = self._block_bytes(name, key.source)
+        self._nodes.change(node, running=1, nbytes=nbytes)
+        self._places[name, key] = _Place(node, nbytes)
+        group = self._group(name, key)
+        home = self._home.get((name, key.source))
+        if home is None or home[0] != group or home[1] not in self._nodes:
+            self._home[name, key.source] = (group, node)
         return Lease(node, name, key)
 
-    def _pick(self, feed: str, key: WindowKey, nbytes: int) -> int | None:
-        """The node for a window: where its group is, else the next that takes it.
+    def _pick(self, feed: str, key: WindowKey, kept: int | None) -> int | None:
+        """The node for a window: where its group is, or with most room.
 
-        ``nbytes`` 0 asks for a slot alone.
+        Args:
+            feed: of the window.
+            key: the window.
+            kept: bytes that it must leave free on its node; None: it is urgent.
         """
+        nbytes = self._block_bytes(feed, key.source) + (kept or 0)
         group, home = self._home.get((feed, key.source), (None, -1))
-        if home in self._nodes and group == self._group(feed, key):
-            state = self._nodes[home]
-            if len(state.running) < state.slots and (not nbytes or state.takes(nbytes)):
-                return home
-        for _ in range(len(self._turn)):
-            node = self._turn[0]
-            self._turn.rotate(-1)
-            state = self._nodes[node]
-            if len(state.running) < state.slots and (not nbytes or state.takes(nbytes)):
-                return node
-        return None
-
-
-def smallest_budget(
-    *, steps_ahead: int, batch_bytes: int, window_bytes: Sequence[int], nodes: int = 1
-) -> int:
-    """Bytes of row blocks per node below which a feed could not keep its prefetch full.
-
-    The rows of the steps that hosts may be ahead, and for every source one window that is being
-    taken and one that is being run.
-
-    Args:
-        steps_ahead: steps that a grant reaches ahead at least.
-        batch_bytes: of one global batch in row blocks.
-        window_bytes: of one window of each source.
-        nodes: over which the windows are spread.
-    """
-    return -(-(steps_ahead * batch_bytes + 2 * sum(window_bytes)) // nodes)
-
-
-def check_budget(given_bytes: int, needed_bytes: int) -> None:
-    """Refuses a budget that is too small.
-
-    Raises:
-        BudgetError: with the number that works.
-    """
-    if given_bytes < needed_bytes:
-        raise BudgetError(
-            "memory_budget",
-            given_bytes,
-            needed_bytes,
-            "It must hold the steps ahead and two windows of each source; smaller batches, "
-            "seq_len or prefetch need less",
-        )
+        near = home in self._nodes and self._nodes.takes(home, nbytes)
+        if near and group == self._group(feed, key):
+            return home
+        return self._nodes.pick_any(nbytes) if kept is None else self._nodes.pick(nbytes)

@@ -117,7 +117,12 @@ class Ledger:
             yield self.read(begin, begin + _BLOCK)
 
     def rows(self, source: int, epoch: int, window: int) -> int | None:
-        """The row count of a window, None where it is not in the ledger.
+        """The row count of a window, None where it is not in the ledger."""
+        entry = self.find(source, epoch, window)
+        return None if entry is None else entry.rows
+
+    def find(self, source: int, epoch: int, window: int) -> LedgerEntry | None:
+        """The entry of a window, None where it is not in the ledger.
 
         At once for windows that have not run; a binary search of the file for those that have.
         """
@@ -136,8 +141,8 @@ class Ledger:
             elif key > _key_of(own[-1]):
                 low = found + 1
             else:
-                hits = own["rows"][(own["epoch"] == epoch) & (own["window"] == window)]
-                return int(hits[0]) if len(hits) else None
+                hits = own[(own["epoch"] == epoch) & (own["window"] == window)]
+                return _entry(hits[0]) if len(hits) else None
         return None
 
     def increments(self, from_entry: int, limit: int = _BLOCK) -> bytes:
@@ -292,6 +297,10 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written
+
+
+def _entry(entry: Any) -> LedgerEntry:
+    return LedgerEntry(*(int(entry[name]) for name in LedgerEntry._fields))
 
 
 def _key_of(entry: Any) -> tuple[int, int]:

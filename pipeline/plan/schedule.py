@@ -225,6 +225,25 @@ class Schedule:
         """Rows of a source that are known and lie at ``global_row`` or behind."""
         return self.drawn_limit(source) - int(self.drawn(global_row)[source])
 
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The sources that give rows behind ``known_rows``, ascending; they only become fewer."""
+        return self._segments[-1].active
+
+    def row_of(self, source: int, number: int) -> int:
+        """Global row that is row ``number`` of a source.
+
+        Raises:
+            ValueError: it lies before ``first_row``, or is not determined.
+        """
+        for segment in reversed(self._segments):
+            if source in segment.active and number >= segment.drawn[source]:
+                drawn = number - int(segment.drawn[source])
+                row = segment.start + segment.mixture.position(segment.active.index(source), drawn)
+                self._check_known(row, row + 1)
+                return row
+        raise ValueError(f"row {number} of source {source} lies before row {self.first_row}")
+
     def needed_at(self, source: int, extra_rows: int = 0) -> int | None:
         """Global row that needs the first row (or the one ``extra_rows`` on) not known of a source.
 

@@ -144,12 +144,7 @@ class EpochWindows:
         Raises:
             IndexError: the epoch has no such window.
         """
-        if not 0 <= index < self.num_windows:
-            raise IndexError(
-                f"window {index} of {self._manifest.name}, epoch {self._epoch}, which has "
-                f"{self.num_windows}"
-            )
-        group = int(np.searchsorted(self._group_windows, index, side="right")) - 1
+        group = self._group(index)
         first, end = self._group_windows[group : group + 2].tolist()
         if group == 0 and self._ramp:
             lo, hi, den = self._ramp[index], self._ramp[index + 1], self._ramp[-1]
@@ -163,7 +158,7 @@ class EpochWindows:
             source=self._manifest.name,
             epoch=self._epoch,
             index=index,
-            group=index if self._whole_source else group,
+            group=self.group(index),
             chunks=() if self._whole_source else self._chunks(group),
             lo=lo,
             hi=hi,
@@ -171,6 +166,23 @@ class EpochWindows:
             record_key=self._record_key(group),
             records=records if self._whole_source else None,
         )
+
+    def group(self, index: int) -> int:
+        """``Window.group`` of a window, without the rest of it.
+
+        Raises:
+            IndexError: the epoch has no such window.
+        """
+        group = self._group(index)
+        return index if self._whole_source else group
+
+    def _group(self, index: int) -> int:
+        if not 0 <= index < self.num_windows:
+            raise IndexError(
+                f"window {index} of {self._manifest.name}, epoch {self._epoch}, which has "
+                f"{self.num_windows}"
+            )
+        return int(np.searchsorted(self._group_windows, index, side="right")) - 1
 
     def _chunk_order(self, shuffle: Shuffle) -> Int64s:
         """The chunk at each position: [num_chunks]."""

@@ -1,0 +1,129 @@
+"""The nodes' slots for windows and their bytes, and which node has most room.
+
+Each node is kept in one of two heaps, by its room: nodes with an idle reader, and those where a
+window would have to wait its turn. A node that changes goes into a heap anew; what is out of date
+is passed over when it comes up, so that a thousand nodes cost as little as ten.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+SLOTS_PER_READER = 2
+"""Windows that a reader has at most: one in work and one waiting, so that it never idles."""
+
+
+@dataclass(slots=True)
+class _Node:
+    readers: int
+    budget: int
+    used: int = 0
+    running: int = 0
+    changes: int = 0
+
+    @property
+    def room(self) -> int:
+        return self.budget - self.used
+
+    @property
+    def has_slot(self) -> bool:
+        return self.running < self.readers * SLOTS_PER_READER
+
+
+class NodeSlots:
+    """Slots and bytes of every node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._idle: list[tuple[int, int, int]] = []
+        self._queueing: list[tuple[int, int, int]] = []
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def used(self, node: int) -> int:
+        """Bytes of row blocks on a node, those of running windows as reserved."""
+        return self._nodes[node].used
+
+    def running(self, node: int) -> int:
+        """Windows that run or wait on a node."""
+        return self._nodes[node].running
+
+    def add(self, node: int, readers: int, budget: int) -> None:
+        """A node with so many readers may hold so many bytes."""
+        self._nodes[node] = _Node(readers, budget)
+        self._changed(node)
+
+    def remove(self, node: int) -> None:
+        """A node is gone with all that it held."""
+        gone = self._nodes.pop(node, None)
+        if gone is not None:
+            self.used_bytes -= gone.used
+
+    def change(self, node: int, *, running: int = 0, nbytes: int = 0) -> None:
+        """So many more windows run on a node, and so many more bytes lie there."""
+        state = self._nodes[node]
+        state.running += running
+        state.used += nbytes
+        self.used_bytes += nbytes
+        if state.running < 0 or state.used < 0:
+            raise ValueError(f"node {node} has {state.running} windows and {state.used} bytes")
+        self._changed(node)
+
+    def takes(self, node: int, nbytes: int) -> bool:
+        """A node has a slot, and that many bytes of room."""
+        state = self._nodes[node]
+        return state.has_slot and state.room >= nbytes
+
+    def pick(self, nbytes: int) -> int | None:
+        """The node with a slot that has most room, and that much; one with an idle reader first."""
+        for heap in (self._idle, self._queueing):
+            top = self._top(heap)
+            if top is not None and self._nodes[top].room >= nbytes:
+                return top
+        return None
+
+    def pick_any(self, nbytes: int) -> int | None:
+        """The same, or where no node has that much room, one that has not, if it has a slot.
+
+        None where it is right to wait: for the slot of a node that has the room.
+        """
+        node = self.pick(nbytes)
+        if node is not None:
+            return node
+        idle, queueing = self._top(self._idle), self._top(self._queueing)
+        if idle is None and queueing is None:
+            return None
+        if any(state.room >= nbytes for state in self._nodes.values()):
+            return None
+        return queueing if idle is None else idle
+
+    def _top(self, heap: list[tuple[int, int, int]]) -> int | None:
+        while heap:
+            _, node, changes = heap[0]
+            state = self._nodes.get(node)
+            if state is not None and state.changes == changes:
+                return node
+            heapq.heappop(heap)
+        return None
+
+    def _changed(self, node: int) -> None:
+        state = self._nodes[node]
+        state.changes += 1
+        if not state.has_slot:
+            return
+        heap = self._idle if state.running < state.readers else self._queueing
+        heapq.heappush(heap, (-state.room, node, state.changes))
+        if len(heap) > 64 + 8 * len(self._nodes):
+            live = [e for e in heap if self._is_live(e)]
+            heapq.heapify(live)
+            heap[:] = live
+
+    def _is_live(self, entry: tuple[int, int, int]) -> bool:
+        state = self._nodes.get(entry[1])
+        return state is not None and state.changes == entry[2]
