@@ -236,6 +236,7 @@ class FeedDesk:
                 "taken": state.grants.floor,
                 "ready": state.ready_steps,
                 "total_steps": state.total_steps,
+                "dropped_rows": state.dropped_rows,
                 "steps_per_second": state.grants.steps_per_second,
                 "slowest_process": state.grants.slowest(),
                 "waiting": dict(self.waiting),

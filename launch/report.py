@@ -95,6 +95,7 @@ class Report:
             "waiting_share": self.waiting_share(),
             "hosts": [_host(summary) for summary in hosts],
             "sources": sources,
+            "dropped_rows": feed.get("dropped_rows", 0),
             "windows_run": sum(s["windows"] for s in sources.values()),
             "windows_run_again": sum(s["windows_again"] for s in sources.values()),
             "coordinator_calls": status["calls"],
@@ -131,6 +132,8 @@ class Report:
         )
         console.print(_source_table(rest["sources"]))
         console.print(_host_table(rest["hosts"]))
+        if rest["dropped_rows"]:
+            console.print(f"{rest['dropped_rows']} rows at the end filled no step: dropped")
         calls = ", ".join(f"{count} {name}" for name, count in rest["coordinator_calls"].items())
         console.print(f"calls to the coordinator: {calls}")
         console.print(f"report: {path}")

@@ -1,4 +1,4 @@
-"""What travels: each byte that a host needs once, each region cut once, few calls to the coordinator."""
+"""What travels: each byte that a host needs once, each region cut once, few calls."""
 
 from __future__ import annotations
 
