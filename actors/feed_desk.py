@@ -15,6 +15,7 @@ from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
 from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed
+from meshfeed.pipeline.plan.config import Remainder
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, StaleGenerationError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
@@ -236,7 +237,7 @@ class FeedDesk:
                 "taken": state.grants.floor,
                 "ready": state.ready_steps,
                 "total_steps": state.total_steps,
-                "dropped_rows": state.dropped_rows,
+                "dropped_rows": self._dropped_rows(state),
                 "steps_per_second": state.grants.steps_per_second,
                 "slowest_process": state.grants.slowest(),
                 "waiting": dict(self.waiting),
@@ -249,6 +250,14 @@ class FeedDesk:
     def need(self) -> FeedNeed:
         """Bytes that the feed needs, by what is known of its windows."""
         return self._need
+
+    def _dropped_rows(self, state: FeedState) -> int:
+        """Rows at the feed's end that fill no step and are not given; 0 until its end is known."""
+        total, config = state.schedule.total_rows, self.spec.config
+        if total is None or config.remainder is not Remainder.DROP:
+            return 0
+        whole, rest = divmod(total, config.batch_size)
+        return rest if state.total_steps == whole else 0
 
     def block_bytes(self, source: int) -> int:
         """Bytes that a window of a source takes at most."""

@@ -133,15 +133,6 @@ class FeedState:
         """Some node runs or holds a window, or it is lost."""
         return key in self._held
 
-    @property
-    def dropped_rows(self) -> int:
-        """Rows at the feed's end that fill no step and are not given; 0 until its end is known."""
-        total, steps = self.schedule.total_rows, self.total_steps
-        if total is None or self._remainder is not Remainder.DROP:
-            return 0
-        whole, rest = divmod(total, self._batch_size)
-        return rest if steps == whole else 0
-
     def holder(self, key: WindowKey) -> int:
         """The node that runs or holds a window; -1 where none does."""
         held = self._held.get(key)

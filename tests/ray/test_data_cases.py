@@ -127,6 +127,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "batch_size": 4,
         "eval": _feeds(at),
         "run_dir": at / "run",
+        "memory_budget": "4GB",
         "readers": 2,
     }
 
