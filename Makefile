@@ -45,7 +45,7 @@ format: $(INSTALLED) ## Format the code and sort its imports
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## Measure against the bare tokenizer, numpy and memcpy, side by side
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks
 
 lock: $(INSTALLED) ## Write requirements.lock anew with the newest versions that fit pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check uv

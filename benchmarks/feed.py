@@ -85,7 +85,8 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
         steps = [_take(batches, wait, args.seconds / 2) for _ in range(2)]
         done = sum(count for count, _ in steps)
         figures = window.figures(done * _STEP_TOKENS, steps=done)
-        padding = _padding_fraction(run)
+        windows = _windows(run)
+        padding = windows["padding_fraction"]
         for rate, real in (("tokens_per_s", 1 - padding), ("cpu_s_per_mtok", 1 / (1 - padding))):
             figures[rate] = round(figures[rate] * real, 5)
         figures |= {
@@ -93,9 +94,8 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
                 name: round((seconds - by_name.get(name, 0)) / figures["tokens"] * 1e6, 5)
                 for name, seconds in meter.cpu_seconds_by_name().items()
             },
-            "padding_fraction": round(padding, 5),
             "waited_for": feed.metrics()["waited_for"],
-        }
+        } | windows
         halves = [round(count * _STEP_TOKENS / took) for count, took in steps]
         feed.close()
         run.stop()
@@ -111,11 +111,19 @@ def _take(batches: Any, wait: Any, seconds: float) -> tuple[int, float]:
     return steps, took
 
 
-def _padding_fraction(run: Any) -> float:
-    """Padding among the tokens of all windows that have run."""
-    sources = run.status()["feeds"]["train"]["sources"].values()
+def _windows(run: Any) -> dict[str, Any]:
+    """Of all windows that have run: padding, and seconds of each stage per million tokens."""
+    sources = list(run.status()["feeds"]["train"]["sources"].values())
+    tokens = max(1, sum(source["tokens"] for source in sources))
     padding = sum(source["padding"] for source in sources)
-    return float(padding / max(1, padding + sum(source["tokens"] for source in sources)))
+    stages: dict[str, float] = {}
+    for source in sources:
+        for stage, seconds in source["seconds"].items():
+            stages[stage] = stages.get(stage, 0.0) + seconds / tokens * 1e6
+    return {
+        "padding_fraction": round(padding / (padding + tokens), 5),
+        "stage_s_per_mtok": {stage: round(seconds, 5) for stage, seconds in stages.items()},
+    }
 
 
 def main() -> None:

@@ -161,27 +161,37 @@ def describe(figures: dict[str, Any]) -> str:
 def compare(
     comparisons: Iterable[Comparison], results: dict[str, list[dict[str, Any] | None]]
 ) -> list[dict[str, Any]]:
-    """The ratio of each comparison: median, lowest and highest of the rounds that have both."""
+    """The ratio of each comparison: median, lowest and highest of the rounds that have both.
+
+    ``cpu_ratio`` is that of their processor time for a token, which other load on the machine
+    changes little; ``others_cores`` is how much of that there was at most.
+    """
     table = []
     for comparison in comparisons:
         if not {comparison.measured, comparison.limit} <= set(results):
             continue
-        pairs = [
-            (measured[comparison.figure], limit[comparison.figure])
+        both = [
+            (measured, limit)
             for measured, limit in zip(
                 results[comparison.measured], results[comparison.limit], strict=True
             )
             if measured and limit
         ]
-        if not pairs:
+        if not both:
             continue
+        pairs = [
+            (measured[comparison.figure], limit[comparison.figure]) for measured, limit in both
+        ]
         ratios = [measured / limit for measured, limit in pairs]
+        costs = [limit["cpu_s_per_mtok"] / measured["cpu_s_per_mtok"] for measured, limit in both]
         table.append(
             asdict(comparison)
             | {
                 "ratio": round(statistics.median(ratios), 3),
                 "lowest": round(min(ratios), 3),
                 "highest": round(max(ratios), 3),
+                "cpu_ratio": round(statistics.median(costs), 3),
+                "others_cores": max(max(m["others_cores"], n["others_cores"]) for m, n in both),
                 "rounds": len(ratios),
                 "measured_value": statistics.median(measured for measured, _ in pairs),
                 "limit_value": statistics.median(limit for _, limit in pairs),
