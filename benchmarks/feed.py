@@ -16,6 +16,7 @@ pretok-tokens  the same, for a trainer that wants the leaf ``tokens`` alone
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tempfile
 import time
@@ -27,6 +28,9 @@ from benchmarks.baselines import BATCH
 
 _STEP_TOKENS = BATCH * shards.SEQ_LEN
 _WARM_UP_TOKENS = {"text-hf": 5_000_000, "text-fast": 185_000_000, "pretok": 300_000_000}
+_WARM_UP_S = 20.0
+"""At most, where a machine is too slow or too busy to go around in this time."""
+
 _SETTINGS: dict[str, dict[str, Any]] = {
     "text-hf": {"engine": "reference", "shuffle": "chunk"},
     "text-fast": {"engine": "fast", "shuffle": "chunk"},
@@ -79,8 +83,7 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
             "first_batch_s": round(time.time() - started, 2),
             "first_batch_after_start_s": round(time.time() - began, 2),
         }
-        for _ in range(max(1, _WARM_UP_TOKENS[mode] // _STEP_TOKENS)):
-            wait(next(batches))
+        _take(batches, wait, _WARM_UP_S, _WARM_UP_TOKENS[mode] // _STEP_TOKENS)
         window, by_name = meter.Window(), meter.cpu_seconds_by_name()
         steps = [_take(batches, wait, args.seconds / 2) for _ in range(2)]
         done = sum(count for count, _ in steps)
@@ -102,10 +105,10 @@ def measure(mode: str, prepared: corpus.Corpus, args: Any) -> dict[str, Any]:
     return figures | first | {"first_half": halves[0], "second_half": halves[1]}
 
 
-def _take(batches: Any, wait: Any, seconds: float) -> tuple[int, float]:
-    """Steps taken in about so many seconds, and how many it was."""
+def _take(batches: Any, wait: Any, seconds: float, most: float = math.inf) -> tuple[int, float]:
+    """Steps taken in about so many seconds, ``most`` of them at most, and the seconds it took."""
     began, steps = time.perf_counter(), 0
-    while (took := time.perf_counter() - began) < seconds:
+    while (took := time.perf_counter() - began) < seconds and steps < most:
         wait(next(batches))
         steps += 1
     return steps, took
