@@ -270,7 +270,7 @@ class FeedDesk:
     def _note_rows(self, source: int, rows: int) -> None:
         if rows > self._most_rows[source]:
             self._most_rows[source] = rows
-            self._need = _need(self.spec, self._limits, self._most_rows)
+            self._need = feed_need(self.spec, self._limits, self._most_rows)
 
     def _compare(self, report: WindowReport) -> bool:
         """True where the window has run before; its rows must be the same then."""
@@ -311,13 +311,16 @@ def most_rows(spec: FeedSpec) -> list[int]:
     return [ceil(WINDOW_SLACK * spec.window_rows)] * len(spec.manifests)
 
 
-def feed_need(spec: FeedSpec, limits: GrantLimits) -> FeedNeed:
-    """Bytes that a feed needs, before any window has run."""
-    return _need(spec, limits, most_rows(spec))
+def feed_need(spec: FeedSpec, limits: GrantLimits, rows: Sequence[int] | None = None) -> FeedNeed:
+    """Bytes that a feed needs.
 
-
-def _need(spec: FeedSpec, limits: GrantLimits, rows: Sequence[int]) -> FeedNeed:
+    Args:
+        spec: of the feed.
+        limits: of grants.
+        rows: that a window of each source gives at most; None: as before any has run.
+    """
     blocks = BlockFormat.of(spec)
     # Every row as if it lay in a block of its own: some may.
     batch_bytes = spec.config.batch_size * blocks.nbytes(1)
-    return FeedNeed.of(limits.least_depth, batch_bytes, [blocks.nbytes(r) for r in rows])
+    windows = [blocks.nbytes(r) for r in (most_rows(spec) if rows is None else rows)]
+    return FeedNeed.of(limits.least_depth, batch_bytes, windows)

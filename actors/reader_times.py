@@ -1,4 +1,4 @@
-"""What each reader spends on the windows of a feed, by stage, which tells a slow one from others."""
+"""What each reader spends on a feed's windows, by stage, which tells a slow one from the others."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Run:
         folder = RunFolder(run_dir)
         config = folder.load_config()
         if not ray.is_initialized():
-            _join_cluster(run_dir, os.environ.get("RAY_ADDRESS") or folder.ray_address())
+            _join_cluster(run_dir, folder.cluster())
         try:
             coordinator = ray.get_actor(_name(config), namespace=NAMESPACE)
         except ValueError:
@@ -130,7 +130,9 @@ def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -
     )
     run = Run(config=config, specs=specs, coordinator=coordinator)
     run.call("start", placement)
-    RunFolder(config.run_dir).save_ray_address(ray.get_runtime_context().gcs_address)
+    RunFolder(config.run_dir).save_cluster(
+        ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE", "")
+    )
     return run
 
 
@@ -154,13 +156,14 @@ def _placement(config: RunConfig) -> dict[str, int]:
     return {node: count for node, count in placement.items() if count}
 
 
-def _join_cluster(run_dir: str, address: str | None) -> None:
+def _join_cluster(run_dir: str, cluster: dict[str, str]) -> None:
     """Connects to the cluster of a run, and never starts one.
 
     Raises:
         ConfigError: there is none, or it does not answer.
     """
     hint = "Start the run, or set RAY_ADDRESS to the cluster that it is in"
+    address = os.environ.get("RAY_ADDRESS") or cluster.get("ray_address")
     if not address:
         raise ConfigError("run", f"no run was started in {run_dir}", hint)
     host, _, port = address.rpartition(":")
@@ -172,6 +175,13 @@ def _join_cluster(run_dir: str, address: str | None) -> None:
         except OSError as error:
             problem = f"the Ray cluster of the run in {run_dir}, {address}, is gone ({error})"
             raise ConfigError("run", problem, hint) from None
+    mode = cluster.get("auth_mode", "")
+    if mode == "token" and os.environ.get("RAY_AUTH_MODE", "").lower() != mode:
+        raise ConfigError(
+            "RAY_AUTH_MODE",
+            f"the Ray cluster of the run in {run_dir} asks for its token",
+            "Set RAY_AUTH_MODE=token before this process starts; Ray then finds the token itself",
+        )
     try:
         ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, ValueError) as error:

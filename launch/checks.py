@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshfeed.actors.feed_desk import feed_need, most_rows
 from meshfeed.launch.plan_command import format_bytes
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
 from meshfeed.launch.words import about, plural, seconds, share
-from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.prepare import check_same
 from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.data.source_reader import storage_of
@@ -22,7 +22,7 @@ from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.survey import Survey, survey_source
 from meshfeed.pipeline.data.tokenizers import Tokenizer
 from meshfeed.pipeline.plan.batch_plan import plan_batch
-from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed, check_budget, smallest_budget
+from meshfeed.pipeline.plan.budget import check_budget, smallest_budget
 from meshfeed.pipeline.plan.config import (
     LEAF_PRESETS,
     BadRecords,
@@ -133,6 +133,7 @@ def _prepared(
 ) -> Iterator[Finding]:
     """Everything that needs the sources to be there."""
     storage = storage_of(config)
+    rows_seen = {name: most_rows(spec) for name, spec in specs.items()}
     for name, spec in specs.items():
         text = engines.get(name)
         if text is not None:
@@ -148,10 +149,12 @@ def _prepared(
             progress(f"{name}: running a window of {source.name}")
             found = _window(config, spec, index, storage, tokenizer)
             yield from (finding for finding in found if isinstance(finding, Finding))
-            surveys += [survey for survey in found if isinstance(survey, Survey)]
+            for survey in (one for one in found if isinstance(one, Survey)):
+                surveys.append(survey)
+                rows_seen[name][index] = max(rows_seen[name][index], survey.rows)
         if len(surveys) == len(spec.config.sources):
             yield from _length(config, spec, surveys)
-    yield _memory(config, specs)
+    yield _memory(config, specs, rows_seen)
     yield from _run_dir(config, specs)
     storage.close()
 
@@ -301,15 +304,12 @@ def plural_about(count: float, noun: str) -> str:
     return f"{about(count)} {noun if round(count) == 1 else noun + 's'}"
 
 
-def _memory(config: RunConfig, specs: dict[str, FeedSpec]) -> Finding:
-    """Whether the budget holds what all feeds need on one node."""
-    ahead = GrantLimits(prefetch=config.prefetch, seconds=config.grant_seconds).least_depth
-    needs = []
-    for spec in specs.values():
-        block = BlockFormat.of(spec)
-        window = block.nbytes(round(WINDOW_SLACK * spec.window_rows))
-        batch = block.nbytes(spec.config.batch_size)
-        needs.append(FeedNeed.of(ahead, batch, [window] * len(spec.manifests)))
+def _memory(
+    config: RunConfig, specs: dict[str, FeedSpec], rows_seen: dict[str, list[int]]
+) -> Finding:
+    """Whether the budget holds what all feeds need on one node, with windows as they are."""
+    limits = GrantLimits(prefetch=config.prefetch, seconds=config.grant_seconds)
+    needs = [feed_need(spec, limits, rows_seen[name]) for name, spec in specs.items()]
     needed = smallest_budget(needs)
     try:
         check_budget(config.memory_budget, needed)

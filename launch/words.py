@@ -65,15 +65,20 @@ def about(count: float) -> str:
 
 
 def tail(path: str, root: str = "", width: int = 48) -> str:
-    """The end of a path, which tells most, below ``root``.
+    """The end of a path, which tells most, below ``root``; whole names as far as they fit.
 
     >>> tail("/data/code/part-1.parquet", "/data/code")
     'part-1.parquet'
-    >>> tail("/a/very/long/way/to/a/shard.parquet", width=20)
-    '...o/a/shard.parquet'
+    >>> tail("/a/very/long/way/to/a/shard.parquet", width=22)
+    '.../to/a/shard.parquet'
+    >>> tail("/data/a-long-name.parquet", width=14)
+    '...ame.parquet'
     """
     short = path.removeprefix(root.rstrip("/") + "/") if root else path
-    return short if len(short) <= width else "..." + short[-(width - 3) :]
+    if len(short) <= width:
+        return short
+    cut = short.find("/", len(short) - (width - 3))
+    return "..." + (short[cut:] if cut >= 0 else short[-(width - 3) :])
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -82,7 +82,7 @@ class WindowRunner:
         tokenizer: None where the column holds token ids.
         storage: the process's way to storage.
         cache: chunks that windows share; None: this process alone keeps the last group.
-        on_stage: told (stage, shard or "") when a stage begins.
+        on_stage: told (stage, shards of the window) when a stage begins.
         look: shown the records of each window as they were read, and the tokens made of them.
     """
 
@@ -105,6 +105,7 @@ class WindowRunner:
         self._format = block_format
         self._tokenizer = tokenizer
         self._on_stage = on_stage
+        self._what = ""
         self._look = look
         self._transforms = load_transforms(
             source.transforms, setting=f"sources.{source.name}.transforms"
@@ -129,6 +130,7 @@ class WindowRunner:
         """
         stats = WindowStats()
         window = self._windows(epoch).window(index)
+        self._what = self._describe(window)
         with self._timed(stats, "read"):
             records = read = self._reader.records(window)
         stats.storage_bytes, stats.used_bytes = records.storage_bytes, records.used_bytes
@@ -187,6 +189,14 @@ class WindowRunner:
         return tuple(
             (self._manifest.address(b.shard_index), f"{b.unit} {b.place}", b.reason) for b in bad
         )
+
+    def _describe(self, window: Window) -> str:
+        """The window's first shard and how many more it has, for people."""
+        shards = {chunk.shard_index: None for chunk in window.chunks}
+        if not shards:
+            return f"window {window.index} of {window.source}"
+        more = f" and {len(shards) - 1} more" if len(shards) > 1 else ""
+        return self._manifest.address(next(iter(shards))) + more
 
     def _windows(self, epoch: int) -> EpochWindows:
         if epoch not in self._epochs:
@@ -250,7 +260,7 @@ class WindowRunner:
 
     @contextmanager
     def _timed(self, stats: WindowStats, stage: str) -> Iterator[None]:
-        self._on_stage(stage, "")
+        self._on_stage(stage, self._what)
         began = time.perf_counter()
         try:
             yield

@@ -99,15 +99,16 @@ class RunFolder:
             specs[name] = FeedSpec(config=config, manifests=manifests, **plain)
         return specs
 
-    def save_ray_address(self, address: str) -> None:
-        """Keeps which Ray cluster the run is up in."""
-        write_whole(self.path / "cluster.json", json.dumps({"ray_address": address}))
+    def save_cluster(self, ray_address: str, auth_mode: str) -> None:
+        """Keeps which Ray cluster the run is up in, and whether it asks for a token."""
+        facts = {"ray_address": ray_address, "auth_mode": auth_mode}
+        write_whole(self.path / "cluster.json", json.dumps(facts))
 
-    def ray_address(self) -> str | None:
-        """The Ray cluster that the run was started in last; it may be gone."""
+    def cluster(self) -> dict[str, str]:
+        """``ray_address`` and ``auth_mode`` of where the run was started last; it may be gone."""
         if not (self.path / "cluster.json").exists():
-            return None
-        return str(self._read("cluster.json")["ray_address"])
+            return {}
+        return dict(self._read("cluster.json"))
 
     def ledger(self, spec: FeedSpec, *, read_only: bool = False) -> Ledger:
         """The ledger of a feed."""
