@@ -13,6 +13,7 @@ from meshfeed.pipeline.plan.errors import MeshfeedError
 
 COMMANDS = {
     "simulate": "meshfeed.launch.simulate",
+    "serve": "meshfeed.launch.serve_command",
     "plan": "meshfeed.launch.plan_command",
     "check": "meshfeed.launch.check_command",
     "inspect": "meshfeed.launch.inspect_command",

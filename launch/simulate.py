@@ -158,6 +158,7 @@ def _start_ray(config: RunConfig) -> None:
     store = max(256 << 20, min(2 << 30, config.memory_budget))
     ray.init(
         address="local",
+        _node_ip_address="127.0.0.1",
         namespace=NAMESPACE,
         num_cpus=readers,
         object_store_memory=store,
