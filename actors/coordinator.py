@@ -14,9 +14,9 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 
-import ray
 from meshfeed.actors.feed_desk import FeedDesk
 from meshfeed.actors.membership import Joining
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport

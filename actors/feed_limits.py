@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray.actor import ActorHandle
-
 import ray
+from ray.actor import ActorHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

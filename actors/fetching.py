@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import ray
 import xxhash
 
-import ray
 from meshfeed.actors.messages import FeedUpdate, FetchRequest, Opening
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.regions import Region, region_nbytes, view_region

@@ -20,9 +20,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import ray
 from ray.actor import ActorHandle
 
-import ray
 from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
 from meshfeed.actors.fetching import Fetcher, Stretch
 from meshfeed.actors.messages import FeedUpdate, Opening

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import ray
 import xxhash
 from ray.actor import ActorHandle
 
-import ray
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reader_pool import ReaderPool
 from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block, spare_block

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 
-import ray
 from meshfeed.actors.messages import WindowLease, WindowReport
 from meshfeed.actors.reader import Reader
 from meshfeed.actors.shared_memory import StageFile, block_path

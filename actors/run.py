@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 
-import ray
 from meshfeed.actors.coordinator import Coordinator
 from meshfeed.actors.feed_desk import feed_need
 from meshfeed.pipeline.data.prepare import prepare_feeds

@@ -270,12 +270,12 @@ def _length(config: RunConfig, spec: FeedSpec, surveys: list[Survey]) -> Iterato
     rows, ends = 0.0, {}
     for source, survey in pairs:
         epochs = feed.epochs_of(source)
-        if epochs is not None:
+        if epochs is not None and survey.rows:
             own = survey.estimate(survey.rows) * epochs
             rows += own
             ends[source.name] = own * weights / source.weight / feed.batch_size
     stopping = [ends[s.name] for s, _ in pairs if s.on_end is OnEnd.STOP and s.name in ends]
-    endless = len(ends) < len(pairs)
+    endless = any(feed.epochs_of(source) is None for source, _ in pairs)
     steps = min(stopping) if stopping else None if endless else rows / feed.batch_size
     wanted = config.steps if feed.name == config.feeds[0].name else None
     lasts = "without end" if steps is None else f"about {plural_about(steps, 'step')}"

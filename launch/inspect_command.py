@@ -135,12 +135,13 @@ def _print_source(console: Console, spec: FeedSpec, source: SourceConfig, survey
 def _facts(spec: FeedSpec, source: SourceConfig, survey: Survey) -> list[tuple[str, str]]:
     """(name, line) of what is known besides lengths and bad records."""
     manifest, config = survey.manifest, spec.config
+    number = (lambda count: f"{count:,.0f}") if survey.whole else about
     lines = [
         ("records", _records(survey)),
         (
             "an epoch",
-            f"{'' if survey.whole else 'about '}{about(survey.estimate(survey.tokens))} tokens in "
-            f"{about(survey.estimate(survey.rows))} rows of {config.seq_len:,}: "
+            f"{'' if survey.whole else 'about '}{number(survey.estimate(survey.tokens))} tokens in "
+            f"{number(survey.estimate(survey.rows))} rows of {config.seq_len:,}: "
             f"{about(survey.estimate(survey.rows) / config.batch_size)} steps of "
             f"{plural(config.batch_size, 'row')}, for this source alone",
         ),

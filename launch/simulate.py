@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import meshfeed
 import ray
+
+import meshfeed
 from meshfeed.actors.run import NAMESPACE
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -125,8 +126,9 @@ def check_same(run_dir: str, kept: FeedSpec, now: FeedSpec) -> None:
     if kept.fingerprint == now.fingerprint:
         return
     changed = _differences(kept.config.order_settings(), now.config.order_settings(), "")
-    for before, after in zip(kept.manifests, now.manifests, strict=False):
-        changed += _changed_data(before, after)
+    if [m.name for m in kept.manifests] == [m.name for m in now.manifests]:
+        for before, after in zip(kept.manifests, now.manifests, strict=True):
+            changed += _changed_data(before, after)
     if kept.tokenizer_fingerprint != now.tokenizer_fingerprint:
         changed.append(f"tokenizer {kept.tokenizer_fingerprint} -> {now.tokenizer_fingerprint}")
     what = "; ".join(changed) or "a transform's source"
@@ -144,10 +146,15 @@ def _differences(before: Any, after: Any, name: str) -> list[str]:
         parts = [_differences(before.get(k), after.get(k), f"{name}.{k}".lstrip(".")) for k in keys]
         return [line for part in parts for line in part]
     both_lists = isinstance(before, list | tuple) and isinstance(after, list | tuple)
+    if both_lists and all(isinstance(v, Mapping) and "name" in v for v in (*before, *after)):
+        names = [", ".join(v["name"] for v in values) for values in (before, after)]
+        if names[0] != names[1]:
+            return [f"{name} {names[0]} -> {names[1]}"]
     if both_lists and len(before) == len(after):
         pairs = zip(before, after, strict=True)
         return [d for i, (b, a) in enumerate(pairs) for d in _differences(b, a, f"{name}[{i}]")]
-    return [f"{name} {before!r} -> {after!r}"]
+    shown = [str(v) if isinstance(v, StrEnum) else repr(v) for v in (before, after)]
+    return [f"{name} {shown[0]} -> {shown[1]}"]
 
 
 def _changed_data(before: SourceManifest, after: SourceManifest) -> list[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from plain_world import PlainWorld
 
 import meshfeed
-import ray
 from meshfeed.actors.run import NAMESPACE, Run
 from meshfeed.pipeline.plan.run_config import RunConfig
 

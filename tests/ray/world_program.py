@@ -88,7 +88,6 @@ class Host:
     def facts(self, name: str) -> dict[str, Any]:
         """What a test may want to know of an open feed."""
         import grain
-
         import ray
 
         feed = self._feeds[name]
