@@ -139,11 +139,16 @@ class Coordinator:
         if joining is None or joining.opening.done() or joining.processes != process_count:
             joining = self._joining[feed] = Joining(feed, process_count)
         if joining.add(process_index, start):
-            self._generation += 1
             before = self._held(feed)
-            joining.opening.set_result(desk.open(self._generation, process_count, joining.start))
-            self._release(feed, before)
-            self._advance()
+            try:
+                opening = desk.open(self._generation + 1, process_count, joining.start)
+            except MeshfeedError as error:
+                joining.opening.set_exception(error)
+            else:
+                self._generation += 1
+                joining.opening.set_result(opening)
+                self._release(feed, before)
+                self._advance()
         return await joining.wait(self._config.timeout_seconds)
 
     async def poll(

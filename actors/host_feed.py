@@ -74,6 +74,7 @@ class HostFeed(Generic[Batch]):
         cursor = None if opening.start is None else Cursor.from_json(opening.start)
         self._schedule = Schedule(opening.spec.source_plans(epochs), start=cursor)
         self._fetcher = Fetcher(feed, opening, plan, process_index)
+        self._start = cursor
         self._taken = self._granted = 0 if cursor is None else cursor.step
         self._bounds: deque[tuple[int, int]] = deque()
         self._stretch_steps = max(1, limits.stretch_bytes // self._fetcher.step_bytes)
@@ -158,6 +159,8 @@ class HostFeed(Generic[Batch]):
     def cursor(self) -> Cursor:
         """Where the feed is after the last batch taken: the same on every host."""
         with self._state:
+            if self._start is not None and self._taken == self._start.step:
+                return self._start
             row = self._taken * self._batch_size
             total = self._schedule.total_rows
             return self._schedule.cursor(row if total is None else min(row, total), self._taken)

@@ -36,10 +36,12 @@ class Joining:
                 "process_index", f"{process_index} is not one of {self.processes} processes"
             )
         if self._joined and start != self.start:
-            raise DisagreementError(
+            error = DisagreementError(
                 f"feed {self._feed}: process {process_index} wants to start at {_short(start)}, "
                 f"others at {_short(self.start)}. Restore the same state on every process"
             )
+            self.opening.set_exception(error)  # those that wait hear it as well
+            raise error
         self.start = start
         self._joined.add(process_index)
         return len(self._joined) == self.processes

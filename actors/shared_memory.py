@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from meshfeed.pipeline.data.blocks import RowBlock
@@ -121,9 +122,12 @@ def _take_spare(folder: Path, target: Path) -> None:
 
 
 def open_block(path: Path) -> RowBlock:
-    """A block as another process wrote it, without copying."""
-    with path.open("rb") as file:
-        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    """A block as another process wrote it, without copying.
+
+    Mapped by pyarrow, which keeps no file open for it as ``mmap`` does: a node may hold thousands.
+    """
+    with pa.memory_map(str(path)) as file:
+        view = file.read_buffer()
     return RowBlock.from_buffer(np.frombuffer(view, np.uint8))
 
 
