@@ -156,19 +156,23 @@ def diagnose(status: Mapping[str, Any]) -> list[str]:
 def _feed_lines(name: str, feed: Mapping[str, Any], hosts: Mapping[str, str]) -> list[str]:
     waits = most_waiting(feed)
     ended = feed["total_steps"] is not None and feed["taken"] >= feed["total_steps"]
-    if ended:
-        return [f"{name} has been taken to its end"]
+    lines = [f"{name} has been taken to its end"] if ended else []
     if waits is None:
-        return [f"{name} is open; no host has taken a batch yet"]
+        return lines or [f"{name} is open; no host has taken a batch yet"]
+    verb = "waited" if ended else "waits"
     if waits.starting:
-        lines = [f"{name}: host {waits.process} waits for its first batch, {_WAITS[waits.stage]}"]
+        lines.append(
+            f"{name}: host {waits.process} waits for its first batch, {_WAITS[waits.stage]}"
+        )
     elif waits.share < LITTLE_WAITING:
-        lines = [f"{name}: training waits {share(waits.share, 1.0)} of the time: data are no limit"]
+        lines.append(
+            f"{name}: training {verb} {share(waits.share, 1.0)} of the time: data are no limit"
+        )
     else:
-        lines = [
-            f"{name}: host {waits.process} waits {share(waits.share, 1.0)} of the time, mostly "
+        lines.append(
+            f"{name}: host {waits.process} {verb} {share(waits.share, 1.0)} of the time, mostly "
             f"{_WAITS.get(waits.stage, waits.stage)}"
-        ]
+        )
     if waits.stage == "grant" and (waits.starting or waits.share >= LITTLE_WAITING):
         lines += _why_no_rows(feed)
     for slow in slow_readers(feed):
