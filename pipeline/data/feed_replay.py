@@ -192,10 +192,12 @@ class FeedReplay:
             return
         self._check_shards(key)
         name = self.spec.config.sources[key.source].name
-        how = f"{block.rows} rows instead of {rows}" if block.rows != rows else "other rows"
+        how = "other rows than it gave the run"
+        if block.rows != rows:
+            how = f"{block.rows} rows, where it gave the run {rows}"
         raise ChangedError(
-            f"window {key.window} of epoch {key.epoch} of source {name} gives {how} than it gave "
-            "the run: its shards or a transform have changed, or a transform is not deterministic"
+            f"window {key.window} of epoch {key.epoch} of source {name} gives {how}: "
+            "its shards or a transform have changed, or a transform is not deterministic"
         )
 
     def _check_shards(self, key: WindowKey) -> None:
