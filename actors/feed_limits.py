@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import ray
 from ray.actor import ActorHandle
 
+READY_BYTES = 4 << 20
+MANY_BATCHES = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedLimits:
@@ -23,6 +26,13 @@ class FeedLimits:
     stretch_bytes: int = 16 << 20
     stall_s: float = 30.0
     timeout_s: float = 600.0
+
+    def batches(self, step_bytes: int) -> int:
+        """Batches that may be ready at a time: more than ``prefetch`` where they are small.
+
+        Threads then take turns less often, which is what a step of a few tokens costs most.
+        """
+        return max(self.prefetch, min(MANY_BATCHES, READY_BYTES // max(step_bytes, 1)))
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ The trainer takes from the queue. Nothing here depends on what other hosts do: n
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from queue import Empty
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from ray.actor import ActorHandle
 
 from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
 from meshfeed.actors.fetching import Fetcher, Stretch
+from meshfeed.actors.handoff import Handoff
 from meshfeed.actors.messages import FeedUpdate, Opening
 from meshfeed.actors.waiting import Waiting
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
@@ -77,15 +78,17 @@ class HostFeed(Generic[Batch]):
         self._start = cursor
         self._taken = self._granted = 0 if cursor is None else cursor.step
         self._bounds: deque[tuple[int, int]] = deque()
-        self._stretch_steps = max(1, limits.stretch_bytes // self._fetcher.step_bytes)
+        self._step_bytes = self._fetcher.step_bytes
+        self._stretch_steps = max(1, limits.stretch_bytes // self._step_bytes)
         self._total: int | None = None
         self._depth = opening.least_depth
         self._since = 0
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._state = threading.Condition()
-        self._stretches: queue.Queue[Stretch | None] = queue.Queue(maxsize=1)
-        self._ready: queue.Queue[Batch | None] = queue.Queue(maxsize=limits.prefetch)
+        self._ended = False
+        self._stretches: Handoff[Stretch | None] = Handoff(1, self._closed)
+        self._ready: Handoff[Batch | None] = Handoff(limits.batches(self._step_bytes), self._closed)
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"meshfeed-{name}", daemon=True)
             for name, work in (
@@ -106,13 +109,16 @@ class HostFeed(Generic[Batch]):
             StallError: none came within ``timeout_s``.
             MeshfeedError: what ended the run.
         """
+        if self._ended:
+            self._raise_error()
+            return None
         self.waiting.begin()
         warned = False
         while True:
             try:
-                batch = self._ready.get(timeout=0 if self._ready.qsize() else 0.2)
+                batch = self._ready.get(0.2)
                 break
-            except queue.Empty:
+            except Empty:
                 waited = self.waiting.look()
                 self._raise_error()
                 if waited > self._limits.timeout_s:
@@ -136,13 +142,14 @@ class HostFeed(Generic[Batch]):
                     )
         self.waiting.end()
         if batch is None:
-            self._ready.put(None)
+            self._ended = True
             self._raise_error()
+            self._tell_update()
             return None
-        with self._state:
-            self._taken += 1
-            self.counters.steps += 1
-            self._state.notify_all()
+        self._taken += 1
+        self.counters.steps += 1
+        if self._wants_more():
+            self._tell_update()
         return batch
 
     @property
@@ -172,10 +179,10 @@ class HostFeed(Generic[Batch]):
         self._closed.set()
         with self._state:
             self._state.notify_all()
-        for channel in (self._ready, self._stretches):
-            _drain(channel)
         for thread in self._threads:
             thread.join(timeout=10)
+        self._ready.drain()
+        self._stretches.drain()
 
     # -- threads --------------------------------------------------------------------------------
 
@@ -264,8 +271,8 @@ class HostFeed(Generic[Batch]):
             now.wait(self._limits.timeout_s)
             self.counters.bytes_fetched += now.nbytes
             self.counters.fetches += now.requests
-            self._put(self._stretches, now)
-        self._put(self._stretches, None)
+            self._stretches.put(now)
+        self._stretches.put(None)
 
     def _fetchable(self) -> bool:
         return bool(self._bounds) or self._granted == self._total
@@ -284,28 +291,23 @@ class HostFeed(Generic[Batch]):
     def _assemble(self) -> None:
         while not self._closed.is_set():
             try:
-                stretch = self._stretches.get(timeout=0.5)
-            except queue.Empty:
+                stretch = self._stretches.get(0.5)
+            except Empty:
                 continue
             if stretch is None:
                 break
             self.waiting.assembling = True
             for batch in self._make_batches(stretch):
                 self.waiting.assembling = False
-                if not self._put(self._ready, batch):
+                if not self._ready.put(batch):
                     return
                 self.waiting.assembling = True
             self.waiting.assembling = False
-        self._put(self._ready, None)
+        self._ready.put(None)
 
-    def _put(self, channel: queue.Queue[Any], item: Any) -> bool:
-        while not self._closed.is_set():
-            try:
-                channel.put(item, timeout=0.5)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _tell_update(self) -> None:
+        with self._state:
+            self._state.notify_all()
 
     def _raise_error(self) -> None:
         error = self._error
@@ -330,11 +332,3 @@ def _runs(events: npt.NDArray[np.int64]) -> list[tuple[int, Any, Any]]:
         own = events[events[:, 0] == source]
         runs.append((source, own[:, 3], own[:, 4].tolist()))
     return runs
-
-
-def _drain(channel: queue.Queue[Any]) -> None:
-    while True:
-        try:
-            channel.get_nowait()
-        except queue.Empty:
-            return
