@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ class Progress:
         self._line = ""
         self._quiet = quiet
         if not quiet and sys.stderr.isatty():
-            self._live = self._console.status("starting")
-            self._live.start()
+            self._live = live = self._console.status("starting")
+            live.start()
+            atexit.register(live.stop)  # gives the cursor back also where an error ends the command
 
     def stage(self, line: str) -> None:
         """A stage has begun, or a choice was made."""
