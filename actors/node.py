@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 import ray
 import xxhash
 from ray.actor import ActorHandle
@@ -22,6 +21,7 @@ from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reader_pool import ReaderPool
 from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block, spare_block
 from meshfeed.pipeline.data.blocks import RowBlock
+from meshfeed.pipeline.data.recycle import RecycledMemory
 from meshfeed.pipeline.data.regions import cut_region, region_nbytes
 from meshfeed.pipeline.plan.errors import MeshfeedError, StallError
 from meshfeed.pipeline.plan.feed_state import WindowKey
@@ -54,6 +54,7 @@ class NodeServer:
         self._shared: OrderedDict[str, _SharedCut] = OrderedDict()
         self._cuts = 0
         self._lock = threading.Lock()
+        self._of_thread = threading.local()
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._updates: list[NodeUpdate] = []
@@ -127,7 +128,7 @@ class NodeServer:
             return [key for key, block in pairs if block is None]
         format = blocks[0].format
         sizes = [region_nbytes(format, len(rows), c1 - c0) for _, rows, (c0, c1) in request.regions]
-        buffer = np.empty(sum(sizes), np.uint8)
+        buffer = self._memory()(sum(sizes))
         at = 0
         for (windows, rows, (c0, c1)), size in zip(request.regions, sizes, strict=True):
             if size:
@@ -140,6 +141,13 @@ class NodeServer:
         if any(now is not then for now, then in zip(kept, found, strict=True)):
             return list(request.windows)  # released meanwhile: its memory may serve another
         return buffer, xxhash.xxh3_64_intdigest(buffer.data)
+
+    def _memory(self) -> RecycledMemory:
+        """Memory for cuts, this thread's own; Ray has copied an answer when it is cut anew."""
+        memory: RecycledMemory | None = getattr(self._of_thread, "memory", None)
+        if memory is None:
+            memory = self._of_thread.memory = RecycledMemory(keep=2)
+        return memory
 
     def _guard(self, work: Any) -> None:
         """A failure in a thread of the server is the run's."""
