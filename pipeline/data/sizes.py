@@ -15,7 +15,7 @@ from meshfeed.pipeline.plan.config import Shuffle
 from meshfeed.pipeline.plan.manifest import Unit
 
 ROWS_IN_WINDOW = 128
-TOKENS_IN_WINDOW = 1 << 19
+TOKENS_IN_WINDOW = 1 << 20
 """At least; a window of a few short rows would cost more to hand over than to make."""
 
 STORED_TOKENS_IN_WINDOW = 1 << 21
