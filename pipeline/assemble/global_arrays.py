@@ -179,15 +179,18 @@ def _check(leaf: LeafTarget, arrays: Parts, held: HostSlice) -> None:
     Raises:
         DisagreementError: they are not.
     """
-    where = f"process {jax.process_index()}, leaf {leaf.name}"
     if len(arrays) != len(held.parts):
         raise DisagreementError(
-            f"{where}: {len(arrays)} arrays for the {len(held.parts)} parts of {held}"
+            f"{_where(leaf)}: {len(arrays)} arrays for the {len(held.parts)} parts of {held}"
         )
     for array, part in zip(arrays, held.parts, strict=True):
         if array.shape != part.shape or array.dtype != leaf.dtype:
             raise DisagreementError(
-                f"{where}: got {array.dtype} {list(array.shape)}, must supply {leaf.dtype} "
+                f"{_where(leaf)}: got {array.dtype} {list(array.shape)}, must supply {leaf.dtype} "
                 f"{list(part.shape)} of the global {list(leaf.global_shape)} ({held}). Pass this "
                 "process's slice, not the whole batch"
             )
+
+
+def _where(leaf: LeafTarget) -> str:
+    return f"process {jax.process_index()}, leaf {leaf.name}"
