@@ -83,7 +83,7 @@ class _Pieces:
     def _array(self, values: npt.NDArray[Any], bounds: Ints) -> pa.Array:
         if _is_text(self._kind):
             buffers = [None, pa.py_buffer(bounds), pa.py_buffer(values)]
-            return pa.LargeStringArray.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
+            return pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
         return pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
 
 
