@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -180,7 +182,7 @@ def _join_cluster(run_dir: str, cluster: dict[str, str]) -> None:
         raise ConfigError(
             "RAY_AUTH_MODE",
             f"the Ray cluster of the run in {run_dir} asks for its token",
-            "Set RAY_AUTH_MODE=token before this process starts; Ray then finds the token itself",
+            "Import meshfeed before ray, or set RAY_AUTH_MODE=token before this process starts",
         )
     try:
         ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
@@ -192,7 +194,18 @@ def _connect_to_ray() -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        namespace=NAMESPACE,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        runtime_env=python_path(),
+    )
+
+
+def python_path() -> dict[str, Any]:
+    """Ray's ``runtime_env`` with which readers find the transforms that this process finds."""
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])}}
 
 
 def _name(config: RunConfig) -> str:

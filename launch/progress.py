@@ -63,8 +63,9 @@ class Progress:
         of = f" of {total}" if total is not None else ""
         busy = sorted({r["stage"] for r in status["readers"] if r.get("stage")})
         self.stage(
-            f"step {len(report.steps)}{of}  {report.tokens_per_second():,.0f} tokens/s  "
-            f"waiting {report.waiting_share():.0%}"
+            f"step {len(report.steps)}{of}"
+            + (f"  {report.tokens_per_second():,.0f} tokens/s" if len(report.steps) > 1 else "")
+            + f"  waiting for data {report.waiting_share():.0%}"
             + (f"  readers: {', '.join(busy)}" if busy else "  readers: idle")
         )
 

@@ -8,8 +8,8 @@ succeeds only if all hosts agree on every step.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 import meshfeed
-from meshfeed.actors.run import NAMESPACE
+from meshfeed.actors.run import NAMESPACE, python_path
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
@@ -165,9 +165,8 @@ def _start_ray(config: RunConfig) -> None:
         object_store_memory=store,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={
-            "env_vars": {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])}
-        },
+        logging_level=logging.ERROR,
+        runtime_env=python_path(),
     )
 
 
@@ -184,6 +183,7 @@ def _demo_settings(progress: Progress) -> dict[str, Any]:
         "tokenizer": str(demo.tokenizer),
         "seq_len": 512,
         "batch_size": 32,
+        "epochs": 3,
         "hosts": 4,
         "devices_per_host": 2,
         "mesh": {"data": 4, "model": 2},

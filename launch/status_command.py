@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from rich.text import Text
 from meshfeed.launch.diagnosis import STAGES, diagnose, most_waiting, slow_readers, stage_shares
 from meshfeed.launch.plan_command import format_bytes
 from meshfeed.launch.words import about, plural, seconds, share, table, tail
-from meshfeed.pipeline.data.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from meshfeed.actors.run import Run
@@ -64,10 +62,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def _find(run_dir: str) -> Run:
-    """The run that is up. Ray must learn before it is imported whether its cluster has a token."""
-    mode = RunFolder(run_dir).cluster().get("auth_mode")
-    if mode:
-        os.environ.setdefault("RAY_AUTH_MODE", mode)
+    """The run that is up."""
     from meshfeed.actors.run import Run
 
     return Run.find(run_dir)
