@@ -1,8 +1,7 @@
 """Row blocks in shared memory: one file a window, in one folder a node server.
 
-The folder is named by run, so that two runs never touch each other, and is locked while its node
-server lives: what a killed server left behind is recognised by its free lock and removed at the
-next start.
+Each folder is locked while its node server lives, so that two runs never touch each other, and what
+a killed server left behind is recognised by its free lock and removed at the next start of any run.
 """
 
 from __future__ import annotations
@@ -33,11 +32,13 @@ class NodeFolder:
     """The shared-memory folder of one node server, held by a lock."""
 
     def __init__(self, run_id: str, root: Path = ROOT) -> None:
-        remove_leftovers(run_id, root)
-        self.path = root / f"meshfeed-{run_id}-{os.getpid()}-{time.monotonic_ns()}"
-        self.path.mkdir(mode=0o700)
-        self._lock = (self.path / "lock").open("w")
+        remove_leftovers(root)
+        name = f"meshfeed-{run_id}-{os.getpid()}-{time.monotonic_ns()}"
+        made = root / f".{name}"  # until it is locked, so that nobody takes it for a leftover
+        made.mkdir(mode=0o700)
+        self._lock = (made / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(root / name)
 
     def close(self) -> None:
         """Removes the folder and everything in it."""
@@ -45,18 +46,17 @@ class NodeFolder:
         self._lock.close()
 
 
-def remove_leftovers(run_id: str, root: Path = ROOT) -> list[Path]:
-    """Removes folders of this run whose node server is gone; gives what it removed."""
+def remove_leftovers(root: Path = ROOT) -> list[Path]:
+    """Removes folders whose node server is gone, of whichever run; gives what it removed."""
     removed = []
-    for folder in root.glob(f"meshfeed-{run_id}-*"):
+    for folder in root.glob("meshfeed-*"):
         try:
             with (folder / "lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
+        except (BlockingIOError, PermissionError):
+            continue  # its server lives, or it is another user's
         except FileNotFoundError:
-            if time.time() - folder.stat().st_mtime < 60:
-                continue
+            pass  # a removal that was cut short
         shutil.rmtree(folder, ignore_errors=True)
         removed.append(folder)
     return removed
