@@ -19,17 +19,16 @@ feed = meshfeed.connect(run_dir, mesh=mesh)  # every process calls it alike
 
 
 @jax.jit
-def train_step(counts, batch):
-    """Stands for a model: counts the tokens that it was given, by their first 256 ids."""
-    real = batch["segment_ids"] > 0
-    return counts + jnp.bincount(jnp.where(real, batch["tokens"] % 256, 0).ravel(), length=256)
+def train_step(targets_seen, batch):
+    """Stands for a model: counts the tokens that it would have learned to predict."""
+    return targets_seen + batch["loss_weights"].sum()
 
 
-state = jnp.zeros(256, jnp.int32)
+state = jnp.zeros(())
 for batch in feed:  # a dict of global jax.Arrays [batch_size, seq_len], sharded over the mesh
     state = train_step(state, batch)
     if feed.step % 100 == 0:
         checkpoint = {"model": state, "feed": feed.get_state()}  # the feed's part: plain JSON
 
-print(f"process {process}: {feed.step} steps, waited {feed.metrics()['waiting_seconds']:.1f} s")
+print(f"process {process}: {feed.step} steps, {state:,.0f} targets, waited {feed.metrics()['waiting_seconds']:.1f} s")
 feed.close()

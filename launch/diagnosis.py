@@ -161,9 +161,8 @@ def _feed_lines(name: str, feed: Mapping[str, Any], hosts: Mapping[str, str]) ->
         return lines or [f"{name} is open; no host has taken a batch yet"]
     verb = "waited" if ended else "waits"
     if waits.starting:
-        lines.append(
-            f"{name}: host {waits.process} waits for its first batch, {_WAITS[waits.stage]}"
-        )
+        what = _WAITS.get(waits.stage, "and has not asked for it lately")
+        lines.append(f"{name}: host {waits.process} waits for its first batch, {what}")
     elif waits.share < LITTLE_WAITING:
         lines.append(
             f"{name}: training {verb} {share(waits.share, 1.0)} of the time: data are no limit"

@@ -196,3 +196,9 @@ def test_the_first_batch_is_waited_for() -> None:
 def test_a_failed_run_says_so_first() -> None:
     status = status_of() | {"error": "shard x: broken"}
     assert diagnose(status) == ["The run has failed: shard x: broken"]
+
+
+def test_a_host_that_left_before_its_first_batch_is_no_riddle() -> None:
+    quiet = {"seconds": 0.0, "of_seconds": 4.0, "by_stage": {}, "waiting_for": ""}
+    status = status_of(waiting={0: quiet | {"batches": False}}, total_steps=None)
+    assert "host 0 waits for its first batch, and has not asked for it lately" in printed(status)
