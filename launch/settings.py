@@ -28,6 +28,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer": {"help": "'bytes', or a tokenizer.json, tiktoken or sentencepiece file"},
     "--engine": {"choices": list(Engine), "help": "which tokenizer engine encodes"},
     "--transforms": {"nargs": "+", "metavar": "MODULE:NAME", "help": "record transforms, in order"},
+    "--kept": {"type": float, "help": "share of the tokens that transforms leave, about"},
     "--bad-records": {"choices": list(BadRecords), "help": "what a bad record does"},
     "--seq-len": {"type": int, "help": "tokens in a row"},
     "--batch-size": {"type": int, "help": "rows in a step, for any number of hosts"},

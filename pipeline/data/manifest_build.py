@@ -83,6 +83,7 @@ def build_source_manifest(
         shuffle=shuffle,
         seq_len=seq_len,
         tokens_per_byte=tokens_per_byte,
+        kept=source.kept,
     )
     return SourceManifest(
         name=source.name,

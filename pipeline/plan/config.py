@@ -43,6 +43,10 @@ LEAF_PRESETS: dict[str, dict[str, str]] = {
 }
 
 
+LEAST_KEPT = 1e-3
+"""Of ``SourceConfig.kept``: windows are at most so many times as large."""
+
+
 class Shuffle(StrEnum):
     """How records are mixed within an epoch."""
 
@@ -114,6 +118,8 @@ class SourceConfig:
         on_end: what the mixture does when its epochs are over.
         transforms: ``module:function`` names of record transforms, applied in order; see
             ``meshfeed.pipeline.data.transforms``.
+        kept: share of the tokens that the transforms leave, about; windows are made larger by it,
+            so that a filter costs no padding.
         bad_records: ``fail``, or ``skip`` up to ``max_bad_records`` and list them.
         max_record_bytes: a longer record is a bad record.
     """
@@ -127,6 +133,7 @@ class SourceConfig:
     epochs: int | None = None
     on_end: OnEnd = OnEnd.CONTINUE
     transforms: tuple[str, ...] = ()
+    kept: float = 1.0
     bad_records: BadRecords = BadRecords.FAIL
     max_bad_records: int = 1000
     max_record_bytes: int = 64 << 20
@@ -149,6 +156,10 @@ class SourceConfig:
         if self.epochs is not None and self.epochs < 0:
             raise ConfigError(
                 f"sources.{self.name}.epochs", f"{self.epochs} is negative", "0: endless"
+            )
+        if not LEAST_KEPT <= self.kept <= 1:
+            raise ConfigError(
+                f"sources.{self.name}.kept", f"{self.kept:g} is not within {LEAST_KEPT:g}..1"
             )
         if self.max_record_bytes < 1:
             raise ConfigError(

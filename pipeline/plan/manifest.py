@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 """Names the order that this code gives to rows. Rises when the same settings give another order."""
 
 
@@ -73,7 +73,7 @@ class SourceManifest:
         random_access: single records can be read cheaply, so ``record`` shuffles the whole source.
         chunk_size: units in a chunk.
         window_size: units in a window, about; fixed from the largest ``seq_len`` of the run.
-        group_size: units in a shuffle group of ``record``.
+        group_size: units in a shuffle group of ``record``, about.
     """
 
     name: str

@@ -176,6 +176,7 @@ _ONE_SOURCE_KEYS = {
     "format",
     "loss_mask_column",
     "transforms",
+    "kept",
     "bad_records",
     "max_bad_records",
     "max_record_bytes",

@@ -2,10 +2,12 @@
 
 The chunks of the source, permuted over the whole of it unless shuffle is ``none``, form a stream
 of units. *Groups* are the chunks whose start in that stream falls into the same bucket, of
-``window_size`` units, or of ``group_size`` where records are shuffled: then the windows of a group
-draw from all of its chunks, which a node keeps while it runs them. A group of ``s`` units is cut
-into ``round(s / window_size)`` windows of the same size. The number of records in a chunk is only
-known once it is read, so a window owns a fraction ``[lo/den, hi/den)`` of its group's records.
+``window_size`` units. Where records are shuffled the stream of ``n`` units is divided evenly into
+``round(n / group_size)`` buckets, so that no group is so small that its rows are hardly mixed: the
+windows of a group draw from all of its chunks, which a node keeps while it runs them. A group of
+``s`` units is cut into ``round(s / window_size)`` windows of the same size. The number of records
+in a chunk is only known once it is read, so a window owns a fraction ``[lo/den, hi/den)`` of its
+group's records.
 
 Sources with random access need no groups for ``record``: a window is a range of the permuted
 records of the whole source.
@@ -116,7 +118,9 @@ class EpochWindows:
             units = np.full(len(firsts), total)
         else:
             order = self._chunk_order(shuffle)
-            bucket = manifest.group_size if self._by_record else manifest.window_size
+            bucket = manifest.window_size
+            if self._by_record:
+                bucket = _even_part(int(sizes.sum()), manifest.group_size)
             firsts, units = _groups(sizes[order], bucket)
         self._order = order
         self._group_positions = np.append(firsts, len(order))
@@ -213,6 +217,12 @@ def _groups(sizes: Int64s, bucket: int) -> tuple[Int64s, Int64s]:
     in_bucket = (ends - sizes) // bucket
     firsts = np.flatnonzero(np.diff(in_bucket, prepend=-1))
     return firsts, np.diff(ends[np.append(firsts[1:], len(ends)) - 1], prepend=0)
+
+
+def _even_part(total: int, size: int) -> int:
+    """Size, rounded up, of the even parts of ``total`` that are nearest to ``size``; at least 1."""
+    parts = max(1, (2 * total + size) // (2 * size))
+    return max(1, -(-total // parts))
 
 
 def _rounded(units: Int64s, size: int) -> Int64s:

@@ -256,7 +256,23 @@ def test_a_group_of_record_shuffling_has_thousands_of_chunks() -> None:
     assert group >= 4 * window
     chunk, _, group = sizes(sample(piece=1 << 20), Shuffle.RECORD)
     assert chunk == 1 << 20
+    chunk, _, group = sizes(sample(record=2000.0), Shuffle.RECORD)
+    mixed = 256 * 2048 * 4 / 2000  # records in so many rows, of 0.25 tokens a byte
+    assert group / chunk >= 6 * mixed
     by_record = sample(text_bytes=4000.0, record=1.0, piece=100.0)
     chunk, window, _ = sizes(by_record, unit=Unit.RECORDS)
     assert chunk % 100 == 0
     assert window == -(-window_tokens(2048, stored=False) // 1000)
+
+
+def test_a_filter_that_is_told_of_makes_windows_larger() -> None:
+    def window(kept: float) -> int:
+        return choose_sizes(
+            sample(), unit=Unit.BYTES, shuffle=Shuffle.CHUNK, seq_len=2048, tokens_per_byte=0.25,
+            kept=kept,
+        ).window  # fmt: skip
+
+    assert window(0.1) == pytest.approx(10 * window(1.0))
+    for wrong in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(ConfigError, match=r"sources\.s\.kept"):
+            source_of("x.jsonl", kept=wrong)

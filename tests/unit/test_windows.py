@@ -176,7 +176,23 @@ def test_windows_stay_near_the_window_size_when_chunks_are_small() -> None:
     source = manifest([977] * 300, chunk_size=50, window_size=1000, group_size=16_000)
     for shuffle in Shuffle:
         windows = EpochWindows(source, shuffle, 5, 1)
-        assert windows.num_windows == pytest.approx(293, abs=2)
+        # A group of record has a whole number of windows, which is 16 of 16.28.
+        expected = 288 if shuffle is Shuffle.RECORD else 293
+        assert windows.num_windows == pytest.approx(expected, abs=2)
+
+
+@pytest.mark.parametrize("groups", [0.3, 1.05, 1.45, 1.55, 2.05, 2.45, 7.01, 7.99])
+def test_no_group_of_record_is_much_smaller_or_larger_than_the_group_size(groups: float) -> None:
+    source = manifest(
+        [977] * 300, chunk_size=50, window_size=1000, group_size=int(293_100 / groups)
+    )
+    windows = EpochWindows(source, Shuffle.RECORD, 5, 1)
+    assert windows.num_groups == max(1, round(groups))
+    units = dict.fromkeys(range(windows.num_groups), 0)
+    for window in map(windows.window, range(windows.num_windows)):
+        units[window.group] = sum(chunk.end - chunk.begin for chunk in window.chunks)
+    assert sum(units.values()) == 293_100
+    assert max(units.values()) - min(units.values()) <= 2 * 50
 
 
 def test_the_chunks_of_a_group_cover_it_and_windows_of_a_group_share_them() -> None:
