@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import Any
 
-import meshfeed
+from meshfeed.actors.run import start
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.settings import add_config_flags, config_from
 
@@ -30,9 +30,9 @@ def run_serve(args: argparse.Namespace) -> int:
     config = config_from(args)
     progress = Progress()
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    with meshfeed.start(config, progress.stage) as run:
+    with start(config, progress.stage) as run:
+        for number in (signal.SIGINT, signal.SIGTERM):  # not before: Ray sets its own
+            signal.signal(number, lambda *_: ended.set())
         progress.stage(f"up: connect with meshfeed.connect({config.run_dir!r}, mesh=...)")
         while not ended.wait(STATUS_EVERY_S):
             status = run.status()
