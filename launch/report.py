@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import meshfeed
+from meshfeed import __version__
 from meshfeed.launch.sim_host import HostSummary
 from meshfeed.pipeline.data.run_folder import write_whole
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -100,7 +100,7 @@ class Report:
             "windows_run_again": sum(s["windows_again"] for s in sources.values()),
             "coordinator_calls": status["calls"],
             "state": hosts[0].state if hosts else None,
-            "meshfeed": meshfeed.__version__,
+            "meshfeed": __version__,
             "python": platform.python_version(),
         }
 

@@ -73,9 +73,9 @@ class SimHost:
 
     def connect(self, run: Run, feed: str, state: Any = None) -> None:
         """Opens the feed."""
-        import meshfeed
+        from meshfeed.actors.connect import connect
 
-        self._feed = meshfeed.connect(run, mesh=self._mesh, feed=feed, state=state)
+        self._feed = connect(run, mesh=self._mesh, feed=feed, state=state)
 
     def steps(self, count: int, dump: str | None) -> list[StepRecord]:
         """The next steps, fewer at the end: digests of every box on this host's devices."""

@@ -17,8 +17,7 @@ from typing import Any
 
 import ray
 
-import meshfeed
-from meshfeed.actors.run import NAMESPACE, python_path
+from meshfeed.actors.run import NAMESPACE, python_path, start
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
@@ -26,6 +25,7 @@ from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
 from meshfeed.pipeline.data.agreement import agreed_digest
 from meshfeed.pipeline.plan.config import LEAF_PRESETS
+from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.mesh import MeshLayout
 from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
 
@@ -93,7 +93,7 @@ def simulate(
             )
             for h in hosts
         ]
-        run = meshfeed.start(config, progress.stage)
+        run = start(config, progress.stage)
         progress.stage(f"forming {config.hosts} hosts x {config.devices_per_host} devices")
         ray.get(forming, timeout=config.timeout_seconds)
         progress.stage("waiting for the first batch")
@@ -144,7 +144,7 @@ def _judge(report: Report, records: list[list[StepRecord]], config: RunConfig, f
                 shape=(rows, settings.seq_len),
             )
             report.add(StepDigest(own[0].step, rows, f"{digest:016x}", max(r.waited for r in own)))
-        except meshfeed.MeshfeedError as error:
+        except MeshfeedError as error:
             report.disagree(own[0].step, str(error))
     lengths = {len(own) for own in records}
     if len(lengths) > 1:

@@ -32,12 +32,15 @@ from meshfeed.pipeline.plan.run_config import RunConfig
 Progress = Callable[[str], None]
 
 
-def prepare_feeds(config: RunConfig, progress: Progress = lambda _: None) -> dict[str, FeedSpec]:
+def prepare_feeds(
+    config: RunConfig, progress: Progress = lambda _: None, storage: Storage | None = None
+) -> dict[str, FeedSpec]:
     """The specs of a run's feeds, made now or taken from its directory.
 
     Args:
         config: of the run.
         progress: told a line for every stage and choice.
+        storage: the process's way to storage; None: one for this call alone.
 
     Raises:
         ConfigError: a setting is wrong, or a source has no shard.
@@ -47,12 +50,13 @@ def prepare_feeds(config: RunConfig, progress: Progress = lambda _: None) -> dic
     """
     folder = RunFolder(config.run_dir)
     config = folder.keep_tokenizers(config)
-    storage = storage_of(config)
+    used = storage or storage_of(config)
     longest = max(feed.seq_len for feed in config.feeds)
     try:
-        specs = {feed.name: _prepare(feed, storage, longest, progress) for feed in config.feeds}
+        specs = {feed.name: _prepare(feed, used, longest, progress) for feed in config.feeds}
     finally:
-        storage.close()
+        if storage is None:
+            used.close()
     if not folder.exists:
         folder.save(config, specs)
         return specs
