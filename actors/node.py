@@ -113,10 +113,13 @@ class NodeServer:
             while len(self._shared) > SHARED_CUTS:
                 self._shared.popitem(last=False)
         if first:
-            answer = self._cut(request)
-            if isinstance(answer, tuple):
-                answer = ([ray.put(answer[0])], answer[1])
-            shared.give(answer)
+            answer: Answer = list(request.windows)  # what the others hear if the cut fails
+            try:
+                answer = self._cut(request)
+                if isinstance(answer, tuple):
+                    answer = ([ray.put(answer[0])], answer[1])
+            finally:
+                shared.give(answer)
         return shared.take(self._timeout_s)
 
     def _cut(self, request: FetchRequest) -> Answer:

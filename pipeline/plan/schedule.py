@@ -335,10 +335,8 @@ class Schedule:
 
     def _check_known(self, begin: int, end: int) -> None:
         if not self.first_row <= begin <= end <= self.known_rows:
-            raise ValueError(
-                f"rows [{begin}, {end}) were asked for; determined are "
-                f"[{self.first_row}, {self.known_rows})"
-            )
+            known = f"[{self.first_row}, {self.known_rows})"
+            raise ValueError(f"rows [{begin}, {end}) were asked for; determined are {known}")
 
 
 def _deficits(segment: _Segment, rows: int) -> dict[int, int]:

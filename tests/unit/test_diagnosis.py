@@ -79,13 +79,6 @@ def printed(status: dict[str, Any], width: int = 120) -> str:
     return capture.get()
 
 
-def test_a_host_that_has_not_asked_for_a_batch_waits_for_nothing() -> None:
-    connected = {"seconds": 0.0, "of_seconds": 3.0, "by_stage": {}, "waiting_for": ""}
-    status = status_of(waiting={0: connected | {"batches": False}})
-    assert diagnose(status) == ["train: host 0 has not asked for its first batch yet"]
-    assert "has not asked" in printed(status)
-
-
 def test_case_37_a_slow_tokenizer_on_one_host_is_named(tmp_path: Path) -> None:
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps({"text": "word " * 40}) + "\n" for _ in range(300)))
