@@ -15,7 +15,7 @@ from meshfeed.pipeline.data.formats import read_chunk, read_records
 from meshfeed.pipeline.data.gather import RecordPicker
 from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec, empty_table
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
-from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest
+from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest, Unit
 from meshfeed.pipeline.plan.run_config import RunConfig
 from meshfeed.pipeline.plan.windows import Window
 
@@ -24,6 +24,7 @@ STRIPES_IN_GROUP = 16
 
 _LOOK_AT_CHUNKS = 16
 _LOOK_AT_RECORDS = 512
+_LOOK_AT_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,19 @@ def storage_of(config: RunConfig) -> Storage:
 def first_records(storage: Storage, manifest: SourceManifest, spec: RecordSpec) -> pa.Table:
     """The first records of a source: of the first chunk that has any, within a bounded number.
 
-    Only a look at what is there: an empty source gives an empty table of text.
+    Only a look at what is there: an empty source gives an empty table of text. The beginning of a
+    chunk is read, and the rest where nothing begins there.
     """
+    look = _LOOK_AT_RECORDS if manifest.unit is Unit.RECORDS else _LOOK_AT_BYTES
     for index in range(min(manifest.num_chunks, _LOOK_AT_CHUNKS)):
-        records = read_chunk(storage, manifest, manifest.chunk(index), spec)
-        if len(records):
-            return records.table.slice(0, _LOOK_AT_RECORDS)
+        chunk = manifest.chunk(index)
+        middle = min(chunk.begin + look, chunk.end) if manifest.splittable else chunk.end
+        for part in (chunk._replace(end=middle), chunk._replace(begin=middle)):
+            if part.begin == part.end:
+                continue
+            records = read_chunk(storage, manifest, part, spec)
+            if len(records):
+                return records.table.slice(0, _LOOK_AT_RECORDS)
     return empty_table(spec)
 
 
