@@ -36,7 +36,7 @@ def add_check_command(commands: Any) -> None:
         "nor a device and writes nothing. Ends with 1 if a run would fail.",
     )
     add_config_flags(parser)
-    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.set_defaults(run=run_check)
 
 

@@ -15,11 +15,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshfeed.launch.plan_command import format_bytes
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
 from meshfeed.launch.settings import add_config_flags, config_from
-from meshfeed.launch.words import about, plural, share, table, tail
+from meshfeed.launch.words import about, format_bytes, plural, share, table, tail
 from meshfeed.pipeline.data.source_reader import storage_of
 from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS, Survey, survey_source
 from meshfeed.pipeline.plan.config import BadRecords, Overlong, Packing, Shuffle, SourceConfig
@@ -40,12 +39,18 @@ def add_inspect_command(commands: Any) -> None:
         "them: records, lengths, bad records, padding and read amplification to expect.",
     )
     add_config_flags(parser)
-    parser.add_argument("--feed", help="this feed of the file alone")
+    parser.add_argument("--feed", help="only this feed of the file (default: all)")
     parser.add_argument("--all", action="store_true", help="read all of it instead of a sample")
     parser.add_argument(
-        "--windows", type=int, default=SAMPLED_WINDOWS, help="of a sample, for each source at most"
+        "--windows",
+        type=int,
+        default=SAMPLED_WINDOWS,
+        metavar="N",
+        help=f"windows in a sample of each source, at most (default: {SAMPLED_WINDOWS})",
     )
-    parser.add_argument("--json", action="store_true", help="for scripts; lists all bad records")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, for scripts; lists all bad records"
+    )
     parser.set_defaults(run=run_inspect)
 
 

@@ -19,7 +19,9 @@ def add_serve_command(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="bring a run up and keep it up for trainers that connect to it",
-        description="Trainers reach it with meshfeed.connect(RUN_DIR, mesh=...). Ends on Ctrl-C.",
+        description="Starts coordinator and readers in the Ray cluster that RAY_ADDRESS names, or "
+        "in one on this machine, and keeps them up. Trainers reach it with "
+        "meshfeed.connect(RUN_DIR, mesh=...). Ends on Ctrl-C or SIGTERM.",
     )
     add_config_flags(parser)
     parser.set_defaults(run=run_serve)

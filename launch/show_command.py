@@ -41,10 +41,14 @@ def add_show_command(commands: Any) -> None:
     )
     add_run_flags(parser)
     parser.add_argument("--step", type=int, required=True, help="step of the feed, from 0")
-    parser.add_argument("--row", type=int, default=0, help="row of the batch, from 0")
-    parser.add_argument("--full", action="store_true", help="all tokens of long segments")
+    parser.add_argument("--row", type=int, default=0, help="row of the batch, from 0 (default: 0)")
+    parser.add_argument(
+        "--full", action="store_true", help=f"all tokens of segments longer than {SHOWN_TOKENS}"
+    )
     parser.add_argument("--ids", action="store_true", help="token ids instead of text")
-    parser.add_argument("--tokenizer", help="decodes a run whose data are token ids already")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="to decode with, where the data are token ids already"
+    )
     parser.set_defaults(run=run_show)
 
 

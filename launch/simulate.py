@@ -38,11 +38,19 @@ def add_simulate_command(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
         help="run the pipeline on this machine, several hosts and devices simulated",
-        description="Without CONFIG.yaml and --data: on the Python standard library's sources.",
+        description="Runs a feed to its end with real Ray readers and with hosts that are JAX "
+        "processes of simulated CPU devices, compares what lies on the devices at every step, and "
+        "writes report.json into the run directory. Without CONFIG.yaml and --data it takes the "
+        "Python standard library's sources, 4 hosts x 2 devices. Ends with 0 only if every step "
+        "agreed on every host.",
     )
     add_config_flags(parser)
-    parser.add_argument("--feed", default=TRAIN, help="which feed to run")
-    parser.add_argument("--dump", metavar="DIR", help="write every step's global leaves as .npz")
+    parser.add_argument("--feed", default=TRAIN, help="feed of the file to run (default: train)")
+    parser.add_argument(
+        "--dump",
+        metavar="DIR",
+        help="write the global arrays of every step there as step-000000.npz",
+    )
     parser.set_defaults(run=run_simulate)
 
 
@@ -186,6 +194,6 @@ def _demo_settings(progress: Progress) -> dict[str, Any]:
         "epochs": 3,
         "hosts": 4,
         "devices_per_host": 2,
-        "mesh": {"data": 4, "model": 2},
+        "mesh": {"data": -1, "model": 2},
         "run_dir": "runs/demo",
     }

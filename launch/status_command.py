@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshfeed.launch.diagnosis import STAGES, diagnose, most_waiting, slow_readers, stage_shares
-from meshfeed.launch.plan_command import format_bytes
-from meshfeed.launch.words import about, plural, seconds, share, table, tail
+from meshfeed.launch.words import about, format_bytes, plural, seconds, share, table, tail
 
 if TYPE_CHECKING:
     from meshfeed.actors.run import Run
@@ -34,8 +33,10 @@ def add_status_command(commands: Any) -> None:
         "was started in, or the one that RAY_ADDRESS names.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
-    parser.add_argument("--json", action="store_true", help="for scripts")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="print it anew this often, until Ctrl-C"
+    )
     parser.set_defaults(run=run_status)
 
 
@@ -113,7 +114,8 @@ def _feed(name: str, feed: Mapping[str, Any], width: int) -> list[RenderableType
     grid.add_row("waiting", _waiting(feed))
     limiting = feed["limiting_window"]
     if limiting is not None:
-        where = "not leased yet" if limiting["node"] is None else f"on node {limiting['node']}"
+        node = limiting["node"]
+        where = "not leased yet" if node in (None, -1) else f"on node {node}"
         grid.add_row(
             "next",
             f"window {limiting['window']} of {limiting['source']}, epoch {limiting['epoch']}, "

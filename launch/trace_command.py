@@ -28,8 +28,8 @@ def add_trace_command(commands: Any) -> None:
     )
     add_run_flags(parser)
     parser.add_argument("--step", type=int, required=True, help="step of the feed, from 0")
-    parser.add_argument("--row", type=int, help="this row of the batch alone, from 0")
-    parser.add_argument("--json", action="store_true", help="for scripts")
+    parser.add_argument("--row", type=int, help="only this row of the batch, from 0")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.set_defaults(run=run_trace)
 
 

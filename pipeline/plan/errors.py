@@ -89,7 +89,8 @@ class ReadError(MeshfeedError):
         self.attempts = attempts
         super().__init__(
             f"{shard}: could not be read in {attempts} attempts, last error: {cause}. "
-            "Check the storage and its credentials; read_attempts and read_timeout_s set the limits"
+            "Check the storage and its credentials; read_attempts and read_timeout_seconds are its "
+            "limits"
         )
 
 

@@ -241,7 +241,7 @@ def _cast(value: Any, hint: Any, setting: str) -> Any:
         if str(value) not in list(target):
             raise ConfigError(setting, *_unknown(str(value), list(target)))
         return target(str(value))
-    if target is int and setting in ("memory_budget", "chunk_cache"):
+    if target is int and setting.rpartition(".")[2] in _BYTES:
         return parse_bytes(value, setting)
     if target is bool and not isinstance(value, bool):
         raise ConfigError(setting, f"{value!r} is neither true nor false")
@@ -283,6 +283,8 @@ def run_from_plain(plain: Mapping[str, Any]) -> RunConfig:
     feeds = tuple(feed_from_plain(feed) for feed in values.pop("feeds"))
     return RunConfig(feeds=feeds, **_checked(RunConfig, values, ""))
 
+
+_BYTES = ("memory_budget", "chunk_cache", "max_record_bytes")
 
 _SIZES = {
     "": 1,
