@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshfeed.actors.feed_desk import feed_need, most_rows
-from meshfeed.launch.plan_command import format_bytes
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
-from meshfeed.launch.words import about, plural, seconds, share
+from meshfeed.launch.words import about, format_bytes, plural, seconds, share
 from meshfeed.pipeline.data.prepare import check_same
 from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.data.source_reader import storage_of

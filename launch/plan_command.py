@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from meshfeed.launch.areas import describe_hosts
 from meshfeed.launch.draw import draw_plan
 from meshfeed.launch.settings import add_config_flags, mapping_from
+from meshfeed.launch.words import format_bytes
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES
 from meshfeed.pipeline.data.regions import region_nbytes
@@ -44,15 +44,22 @@ def add_plan_command(subparsers: Any) -> None:
         "without a device, what each partition type costs, and draws a picture of it.",
     )
     add_config_flags(parser)
-    parser.add_argument("--feed", default=TRAIN, help="feed of the file to plan for")
+    parser.add_argument(
+        "--feed", default=TRAIN, help="feed of the file to plan for (default: train)"
+    )
     parser.add_argument(
         "--vocab-size",
         type=int,
         default=1 << 31,
-        help="ids travel in 2 bytes up to 65536 of them, in 4 above and where this is not given",
+        metavar="N",
+        help="ids in the vocabulary: they travel in 2 bytes up to 65536 of them, in 4 above that "
+        "and where this is not given",
     )
     parser.add_argument(
-        "--picture", default="plan.svg", metavar="FILE.svg", help="to write; 'none' for none"
+        "--picture",
+        default="plan.svg",
+        metavar="FILE.svg",
+        help="picture to write, or 'none' (default: plan.svg)",
     )
     parser.set_defaults(run=run_plan)
 
@@ -228,11 +235,3 @@ def _write_picture(path: Path, svg: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg, encoding="utf-8")
 
-
-def format_bytes(count: int) -> str:
-    """``1.50 MB``: three digits, in units of a thousand."""
-    value, units = float(count), ["B", "KB", "MB", "GB", "TB", "PB"]
-    at = 0 if count < 1 else min(int(np.log10(count)) // 3, len(units) - 1)
-    scaled = value / 1000**at
-    digits = 0 if at == 0 or scaled >= 100 else 1 if scaled >= 10 else 2
-    return f"{scaled:.{digits}f} {units[at]}"

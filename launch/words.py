@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log10
+
 from rich import box
 from rich.table import Table
 
@@ -62,6 +64,15 @@ def about(count: float) -> str:
     whole = round(count)
     digits = max(len(str(whole)) - 2, 0)
     return f"{round(whole, -digits):,}"
+
+
+def format_bytes(count: int) -> str:
+    """``1.50 MB``: three digits, in units of a thousand."""
+    value, units = float(count), ["B", "KB", "MB", "GB", "TB", "PB"]
+    at = 0 if count < 1 else min(int(log10(count)) // 3, len(units) - 1)
+    scaled = value / 1000**at
+    digits = 0 if at == 0 or scaled >= 100 else 1 if scaled >= 10 else 2
+    return f"{scaled:.{digits}f} {units[at]}"
 
 
 def tail(path: str, root: str = "", width: int = 48) -> str:
