@@ -28,7 +28,7 @@ from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.ledger import Ledger
-from meshfeed.pipeline.plan.manifest import Manifest
+from meshfeed.pipeline.plan.manifest import ORDER_VERSION, Manifest
 from meshfeed.pipeline.plan.run_config import RunConfig, feed_from_plain, run_from_plain
 
 
@@ -92,6 +92,12 @@ class RunFolder:
         """
         feeds = self._read("feeds.json")
         manifest = Manifest.from_json((self.path / "manifest.json").read_text())
+        if manifest.order_version != ORDER_VERSION:
+            raise ChangedError(
+                f"the run in {self.path} was begun by a meshfeed whose order of rows has version "
+                f"{manifest.order_version}; this one has version {ORDER_VERSION}. Use the one that "
+                "began it, or another run directory"
+            )
         specs = {}
         for name, plain in feeds.items():
             config = self._at_home(feed_from_plain(plain.pop("config")))

@@ -1,0 +1,28 @@
+"""A run directory says why it cannot be gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import prepare_run, write_ids
+
+import meshfeed
+from meshfeed.pipeline.data.prepare import prepare_feeds
+from meshfeed.pipeline.plan.errors import ChangedError
+from meshfeed.pipeline.plan.manifest import ORDER_VERSION
+
+
+def test_a_run_whose_rows_had_another_order_is_refused_everywhere(tmp_path: Path) -> None:
+    data = write_ids(tmp_path / "data", shards=2, records=20)
+    run_dir = tmp_path / "run"
+    config, _ = prepare_run(
+        {"data": str(data), "column": "ids", "seq_len": 32, "run_dir": str(run_dir)}
+    )
+    manifest = run_dir / "manifest.json"
+    old = json.loads(manifest.read_text()) | {"order_version": ORDER_VERSION - 1}
+    manifest.write_text(json.dumps(old))
+    for look in (lambda: prepare_feeds(config), lambda: meshfeed.open(str(run_dir))):
+        with pytest.raises(ChangedError, match=rf"version {ORDER_VERSION - 1}; .* {ORDER_VERSION}"):
+            look()
