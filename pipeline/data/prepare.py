@@ -61,13 +61,14 @@ def prepare_feeds(
         folder.save(config, specs)
         return specs
     kept = folder.load_specs()
-    for name, spec in specs.items():
+    for name, now in specs.items():
         if name in kept:
-            check_same(config.run_dir, kept[name], spec)
+            check_same(config.run_dir, kept[name], now)
+            kept[name] = _as_now(kept[name], now)
         else:
-            kept[name] = spec
+            kept[name] = now
     folder.save(config, kept)
-    return {name: _moved(kept[name], spec) for name, spec in specs.items()}
+    return {name: kept[name] for name in specs}
 
 
 def _prepare(feed: FeedConfig, storage: Storage, longest: int, progress: Progress) -> FeedSpec:
@@ -178,13 +179,13 @@ def _changed_data(before: SourceManifest, after: SourceManifest) -> list[str]:
     return lines or [f"source {after.name}: chunk or window sizes"]
 
 
-def _moved(kept: FeedSpec, now: FeedSpec) -> FeedSpec:
-    """What was kept, with the shards where they lie now."""
+def _as_now(kept: FeedSpec, now: FeedSpec) -> FeedSpec:
+    """What was kept, with the shards where they lie now and the settings that change no row."""
     manifests = tuple(
         dataclasses.replace(before, root=after.root)
         for before, after in zip(kept.manifests, now.manifests, strict=True)
     )
-    return dataclasses.replace(kept, manifests=manifests)
+    return dataclasses.replace(kept, config=now.config, manifests=manifests)
 
 
 def _digest(value: Any) -> str:
