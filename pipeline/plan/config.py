@@ -240,8 +240,8 @@ class FeedConfig:
         """Everything that changes rows or their order, as plain JSON values.
 
         Weights and ``on_end`` are among them; where shards and tokenizer lie is not (fingerprints
-        of their content say what they hold), nor what is done about bad records: rows that were given
-        under ``fail`` are the same under ``skip``.
+        of their content say what they hold), nor what is done about bad records: rows that were
+        given under ``fail`` are the same under ``skip``.
         """
         plain = dataclasses.asdict(self)
         for source in plain["sources"]:
