@@ -22,7 +22,7 @@ from meshfeed.pipeline.plan.config import (
     TokenizerConfig,
 )
 from meshfeed.pipeline.plan.errors import ConfigError
-from meshfeed.pipeline.plan.mesh import DeviceOrder, parse_axes
+from meshfeed.pipeline.plan.mesh import DeviceOrder
 from meshfeed.pipeline.plan.run_config import RunConfig, UnevenBatch
 
 _Switch = argparse.BooleanOptionalAction
@@ -232,8 +232,6 @@ def mapping_from(args: argparse.Namespace) -> dict[str, Any]:
             mapping[key] = value
     if "data" in mapping and args.data is not None:
         mapping.pop("sources", None)
-    if isinstance(mapping.get("mesh"), str):
-        mapping["mesh"] = parse_axes(mapping["mesh"])
     if str(args.partition).startswith(("{", "[")):
         mapping["partition"] = yaml.safe_load(args.partition)
     return mapping

@@ -36,7 +36,7 @@ from meshfeed.pipeline.plan.config import (
     TokenizerConfig,
 )
 from meshfeed.pipeline.plan.errors import ConfigError
-from meshfeed.pipeline.plan.mesh import DeviceOrder
+from meshfeed.pipeline.plan.mesh import DeviceOrder, parse_axes
 
 TRAIN = "train"
 
@@ -145,6 +145,8 @@ class RunConfig:
         """
         values = dict(raw)
         evals = values.pop("eval", None) or {}
+        if not isinstance(evals, Mapping):
+            raise ConfigError("eval", f"{evals!r} is not a mapping", "Write books: {data: ...}")
         run_keys = {f.name for f in fields(cls)} - {"feeds"}
         feed_values = {k: values.pop(k) for k in list(values) if k in _FEED_KEYS}
         unknown = sorted(set(values) - run_keys)
@@ -165,6 +167,8 @@ class RunConfig:
             if wrong:
                 raise ConfigError(f"eval.{name}.{wrong[0]}", *_unknown(wrong[0], _FEED_KEYS))
             feeds.append(_feed(f"eval/{name}", merged))
+        if values.get("mesh") is not None:
+            values["mesh"] = _mesh(values["mesh"])
         return cls(feeds=tuple(feeds), **_checked(cls, values, ""))
 
 
@@ -204,6 +208,12 @@ def _feed(name: str, values: Mapping[str, Any]) -> FeedConfig:
         raise ConfigError(
             "data", f"feed {name!r} has no data", "Give --data GLOB or sources: in the file"
         )
+    if not isinstance(raw_sources, list | tuple) or not all(
+        isinstance(raw, Mapping) for raw in raw_sources
+    ):
+        raise ConfigError(
+            "sources", f"{raw_sources!r} is not a list of sources", "Write - {name: ..., data: ...}"
+        )
     sources = tuple(_source({**defaults, **raw}) for raw in raw_sources)
     return FeedConfig(
         name=name,
@@ -213,10 +223,24 @@ def _feed(name: str, values: Mapping[str, Any]) -> FeedConfig:
     )
 
 
+def _mesh(axes: Any) -> dict[str, int]:
+    if isinstance(axes, str):
+        return parse_axes(axes)
+    whole = isinstance(axes, Mapping) and all(type(size) is int for size in axes.values())
+    if not whole:
+        raise ConfigError(
+            "mesh", f"{axes!r} is not a size for each axis", "Write {data: 4, model: 2}"
+        )
+    return {str(axis): size for axis, size in axes.items()}
+
+
 def _source(raw: Mapping[str, Any]) -> SourceConfig:
     unknown = sorted(set(raw) - _SOURCE_KEYS)
     if unknown:
         raise ConfigError(f"sources.{unknown[0]}", *_unknown(unknown[0], _SOURCE_KEYS))
+    for key in ("name", "data"):
+        if key not in raw:
+            raise ConfigError(f"sources.{key}", f"is missing in {dict(raw)!r}")
     values = dict(raw)
     for key in ("data", "transforms"):
         if isinstance(values.get(key), str):
