@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -22,8 +23,9 @@ from meshfeed.actors.membership import Joining
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport
 from meshfeed.actors.node import NodeServer
 from meshfeed.actors.node_desk import NodeDesk
+from meshfeed.actors.slice_checks import SliceDigest
 from meshfeed.pipeline.data.run_folder import RunFolder
-from meshfeed.pipeline.plan.errors import DataError, MeshfeedError
+from meshfeed.pipeline.plan.errors import DataError, DisagreementError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.grants import GrantLimits
@@ -162,6 +164,7 @@ class Coordinator:
         since: int,
         waited: dict[str, Any],
         known_nodes: int,
+        checks: Sequence[SliceDigest] = (),
     ) -> FeedUpdate:
         """A host acknowledges steps and asks for the next grant.
 
@@ -172,7 +175,10 @@ class Coordinator:
         self._calls["poll"] += 1
         desk = self._desk(feed)
         state = desk.check(generation)
-        desk.waiting[process_index] = waited
+        try:
+            desk.hear(process_index, waited, checks)
+        except DisagreementError as error:
+            self._fail(error)
         self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
         self._advance()
         until = time.monotonic() + min(LONGEST_WAIT_S, state.grants.patience(acked))

@@ -13,6 +13,7 @@ from typing import Any
 from meshfeed.actors.event_log import EventLog
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
 from meshfeed.actors.reader_times import ReaderTally
+from meshfeed.actors.slice_checks import SliceChecks, SliceDigest
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed
 from meshfeed.pipeline.plan.config import Remainder
@@ -103,6 +104,7 @@ class FeedDesk:
         self._limits = limits
         self._format = BlockFormat.of(spec)
         self._log = EventLog(0)
+        self._slices = SliceChecks()
         self._ready: list[Publication] = []
         self._unwritten: dict[WindowKey, LedgerEntry] = {}
         self._most_rows = most_rows(spec)
@@ -116,6 +118,7 @@ class FeedDesk:
         config = self.spec.config
         self.generation = generation
         self._log = EventLog(processes)
+        self._slices = SliceChecks()
         self._ready = []
         self.waiting = {}
         self.state = FeedState(
@@ -144,6 +147,17 @@ class FeedDesk:
         if generation != self.generation or self.state is None:
             raise StaleGenerationError(generation, self.generation)
         return self.state
+
+    def hear(self, process: int, waited: dict[str, Any], digests: Sequence[SliceDigest]) -> None:
+        """What a host tells along with an acknowledgement.
+
+        Raises:
+            DisagreementError: it was given other bytes than another host of its slice group.
+        """
+        self.waiting[process] = waited
+        self._slices.add(process, digests)
+        if self.state is not None:
+            self._slices.forget(self.state.grants.floor)
 
     def completed(self, node: int, reports: Sequence[WindowReport]) -> None:
         """Windows have run on a node.

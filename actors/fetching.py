@@ -32,6 +32,7 @@ class Stretch:
     Attributes:
         nbytes: that have arrived.
         requests: that were made.
+        digest: of all that arrived, node by node; the same for hosts that need the same.
     """
 
     def __init__(self, begin: int, end: int, fetcher: Fetcher) -> None:
@@ -39,6 +40,7 @@ class Stretch:
         self.end = end
         self.nbytes = 0
         self.requests = 0
+        self.digest = 0
         self._fetcher = fetcher
         self._answers: list[tuple[int, Any]] = []
         self._node_of_row: list[npt.NDArray[np.int32]] = []
@@ -65,6 +67,7 @@ class Stretch:
                     "what was sent"
                 )
             self.nbytes += buffer.nbytes
+            self.digest ^= int(digest)
             self._cut(node, buffer)
         self._answers = []
 
@@ -127,8 +130,8 @@ class Fetcher:
         self._batch_size = plan.batch_size
         self._node_of: dict[WindowKey, int] = {}
         group = plan.group_of(process_index)
-        self._group = group
-        self._group_size = len(plan.members(group))
+        self.group = group
+        self.group_size = len(plan.members(group))
         held = plan.slice_of(process_index)
         self.columns = tuple(cols for _, cols in held.regions)
         self._rows = [
@@ -196,7 +199,7 @@ class Fetcher:
     def _ask(self, node: int, keys: list[WindowKey], regions: Any, begin: int, end: int) -> Any:
         used = np.unique(np.concatenate([windows for windows, _, _ in regions]))
         renumbered = np.searchsorted(used, np.arange(len(keys)))
-        share = f"{self._generation}/{self._group}/{begin}-{end}" if self._group_size > 1 else ""
+        share = f"{self._generation}/{self.group}/{begin}-{end}" if self.group_size > 1 else ""
         return self.nodes[node].fetch.remote(
             FetchRequest(
                 feed=self._feed,
@@ -207,7 +210,7 @@ class Fetcher:
                     for windows, rows, cols in regions
                 ),
                 share_key=share,
-                share_count=self._group_size,
+                share_count=self.group_size,
             )
         )
 

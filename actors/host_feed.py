@@ -27,6 +27,7 @@ from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what
 from meshfeed.actors.fetching import Fetcher, Stretch
 from meshfeed.actors.handoff import Handoff
 from meshfeed.actors.messages import FeedUpdate, Opening
+from meshfeed.actors.slice_checks import CHECK_EVERY, SliceDigest
 from meshfeed.actors.waiting import Waiting
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
@@ -83,6 +84,8 @@ class HostFeed(Generic[Batch]):
         self._total: int | None = None
         self._depth = opening.least_depth
         self._since = 0
+        self._stretches_taken = 0
+        self._checks: deque[SliceDigest] = deque()
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._state = threading.Condition()
@@ -217,6 +220,7 @@ class HostFeed(Generic[Batch]):
                     since=self._since,
                     waited=self.waiting.plain(),
                     known_nodes=len(self._fetcher.nodes),
+                    checks=[self._checks.popleft() for _ in range(len(self._checks))],
                 ),
                 timeout=self._limits.timeout_s,
             )
@@ -271,8 +275,17 @@ class HostFeed(Generic[Batch]):
             now.wait(self._limits.timeout_s)
             self.counters.bytes_fetched += now.nbytes
             self.counters.fetches += now.requests
+            self._remember(now)
             self._stretches.put(now)
         self._stretches.put(None)
+
+    def _remember(self, stretch: Stretch) -> None:
+        """For some stretches, tells what arrived with the next acknowledgement."""
+        if self._fetcher.group_size > 1 and self._stretches_taken % CHECK_EVERY == 0:
+            self._checks.append(
+                SliceDigest(self._fetcher.group, stretch.begin, stretch.end, stretch.digest)
+            )
+        self._stretches_taken += 1
 
     def _fetchable(self) -> bool:
         return bool(self._bounds) or self._granted == self._total
