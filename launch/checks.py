@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshfeed.actors.feed_desk import feed_need, most_rows
+from meshfeed.actors.feed_desk import most_rows
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
-from meshfeed.launch.words import about, format_bytes, plural, seconds, share
+from meshfeed.launch.source_facts import least_budget, padding_line
+from meshfeed.launch.words import about, format_bytes, plural, plural_about, seconds, share
+from meshfeed.pipeline.data.outlook import outlook_of
 from meshfeed.pipeline.data.prepare import check_same
 from meshfeed.pipeline.data.run_folder import RunFolder
 from meshfeed.pipeline.data.source_reader import storage_of
@@ -21,18 +23,16 @@ from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.survey import Survey, survey_source
 from meshfeed.pipeline.data.tokenizers import Tokenizer
 from meshfeed.pipeline.plan.batch_plan import plan_batch
-from meshfeed.pipeline.plan.budget import check_budget, smallest_budget
+from meshfeed.pipeline.plan.budget import check_budget
 from meshfeed.pipeline.plan.config import (
     LEAF_PRESETS,
     BadRecords,
     FeedConfig,
     OnEnd,
-    Packing,
     SourceConfig,
 )
 from meshfeed.pipeline.plan.errors import ConfigError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
-from meshfeed.pipeline.plan.grants import GrantLimits
 from meshfeed.pipeline.plan.mesh import MeshLayout
 from meshfeed.pipeline.plan.partition import AxisRoles, resolve
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -199,7 +199,7 @@ def _window(
         found.append(Finding(Level.WARNING, name, "window", text))
     else:
         found.append(Finding(Level.OK, name, "window", made))
-        found.append(_padding(spec.config, name, survey))
+        found.append(_padding(spec, index, name, survey))
     if survey.bad:
         found.append(_bad(name, source, survey))
     found += _transforms(name, source, survey)
@@ -213,21 +213,11 @@ def _window(
     return found
 
 
-def _padding(feed: FeedConfig, name: str, survey: Survey) -> Finding:
-    fraction = survey.padding / max(survey.padding + survey.tokens, 1)
-    text = f"{share(fraction, 1.0)} of the rows to expect"
-    if fraction <= MUCH_PADDING:
-        return Finding(Level.OK, name, "padding", text)
-    hint = {
-        Packing.NONE: "packing: concat or best_fit puts several records in a row",
-        Packing.FIRST_FIT: "packing: best_fit fills rows better, concat wholly",
-        Packing.BEST_FIT: "packing: concat fills rows wholly, cutting records",
-        Packing.CONCAT: f"a window gives {plural(survey.rows, 'row')}, and half a row of each is "
-        "lost: the source is small, or a transform drops most of it",
-    }[feed.packing]
-    if feed.max_segments:
-        hint += f"; max_segments {feed.max_segments} ends rows early"
-    return Finding(Level.WARNING, name, "padding", f"{text}. {hint}")
+def _padding(spec: FeedSpec, index: int, name: str, survey: Survey) -> Finding:
+    outlook = outlook_of(spec, index, survey)
+    text = padding_line(spec.config, spec.config.sources[index], outlook)
+    level = Level.OK if outlook.padding <= MUCH_PADDING else Level.WARNING
+    return Finding(level, name, "padding", text)
 
 
 def _bad(name: str, source: SourceConfig, survey: Survey) -> Finding:
@@ -294,22 +284,11 @@ def _length(config: RunConfig, spec: FeedSpec, surveys: list[Survey]) -> Iterato
         yield Finding(Level.NOTE, feed.name, "mixture", text)
 
 
-def plural_about(count: float, noun: str) -> str:
-    """An estimate with its noun.
-
-    >>> plural_about(1.0, "step"), plural_about(1234.0, "step")
-    ('1 step', '1,200 steps')
-    """
-    return f"{about(count)} {noun if round(count) == 1 else noun + 's'}"
-
-
 def _memory(
     config: RunConfig, specs: dict[str, FeedSpec], rows_seen: dict[str, list[int]]
 ) -> Finding:
     """Whether the budget holds what all feeds need on one node, with windows as they are."""
-    limits = GrantLimits(prefetch=config.prefetch, seconds=config.grant_seconds)
-    needs = [feed_need(spec, limits, rows_seen[name]) for name, spec in specs.items()]
-    needed = smallest_budget(needs)
+    needed = least_budget(config, specs, rows_seen)
     try:
         check_budget(config.memory_budget, needed)
     except ConfigError as error:

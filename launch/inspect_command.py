@@ -16,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from meshfeed.launch.progress import Progress
-from meshfeed.launch.scratch_run import prepared, tokenizer_of
+from meshfeed.launch.scratch_run import prepared, survey_feed
 from meshfeed.launch.settings import add_config_flags, config_from
+from meshfeed.launch.source_facts import source_facts
 from meshfeed.launch.words import about, format_bytes, plural, share, table, tail
 from meshfeed.pipeline.data.source_reader import storage_of
-from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS, Survey, survey_source
-from meshfeed.pipeline.plan.config import BadRecords, Overlong, Packing, Shuffle, SourceConfig
+from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS, Survey
+from meshfeed.pipeline.plan.config import BadRecords, Overlong, Packing, SourceConfig
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.manifest import Unit
 
@@ -73,25 +74,8 @@ def run_inspect(args: argparse.Namespace) -> int:
         for feed, spec in specs.items():
             if args.feed not in (None, feed):
                 continue
-            tokenizer = tokenizer_of(spec)
-            surveys = []
-            for index, source in enumerate(spec.config.sources):
-                where = f"{feed}: reading {'all' if args.all else 'a sample'} of {source.name}"
-                progress.stage(where)
-
-                def tick(done: int, todo: int, where: str = where) -> None:
-                    progress.tick(f"{where}, window {done + 1} of {todo}")
-
-                survey = survey_source(
-                    spec,
-                    index,
-                    storage=storage,
-                    tokenizer=tokenizer,
-                    whole=args.all,
-                    windows=args.windows,
-                    progress=tick,
-                )
-                surveys.append(survey)
+            surveys = survey_feed(spec, storage, progress, windows=args.windows, whole=args.all)
+            for source, survey in zip(spec.config.sources, surveys, strict=True):
                 failing |= bool(survey.bad) and source.bad_records is BadRecords.FAIL
             plain[feed] = {survey.source: _plain(survey) for survey in surveys}
             if not args.json:
@@ -139,7 +123,7 @@ def _print_source(console: Console, spec: FeedSpec, source: SourceConfig, survey
 
 def _facts(spec: FeedSpec, source: SourceConfig, survey: Survey) -> list[tuple[str, str]]:
     """(name, line) of what is known besides lengths and bad records."""
-    manifest, config = survey.manifest, spec.config
+    config = spec.config
     number = (lambda count: f"{count:,.0f}") if survey.whole else about
     lines = [
         ("records", _records(survey)),
@@ -151,15 +135,7 @@ def _facts(spec: FeedSpec, source: SourceConfig, survey: Survey) -> list[tuple[s
             f"{plural(config.batch_size, 'row')}, for this source alone",
         ),
     ]
-    size = format_bytes if manifest.unit is Unit.BYTES else lambda n: plural(n, "record")
-    grouped = config.shuffle is Shuffle.RECORD and not manifest.random_access
-    sizes = f"chunks of {size(manifest.chunk_size)}, windows of {size(manifest.window_size)}"
-    sizes += f", shuffled in groups of {size(manifest.group_size)}" if grouped else ""
-    lines.append(("sizes", f"{sizes}; {plural(survey.windows, 'window')} an epoch"))
-    cells = survey.padding + survey.tokens
-    lines.append(("padding", f"{share(survey.padding, cells)} of the rows"))
-    amplification = survey.storage_bytes / max(survey.used_bytes, 1)
-    lines.append(("reading", f"{amplification:.3f} times the bytes of the used columns"))
+    lines += source_facts(spec, spec.config.sources.index(source), survey)
     left_out = _left_out(source, config.packing, config.overlong, survey)
     lines += [("records", line) for line in left_out]
     times = {stage: taken for stage, taken in survey.seconds.items() if taken}

@@ -13,11 +13,13 @@ from rich.table import Table
 
 from meshfeed.launch.areas import describe_hosts
 from meshfeed.launch.draw import draw_plan
+from meshfeed.launch.plan_data import print_data_plan
 from meshfeed.launch.settings import add_config_flags, mapping_from
 from meshfeed.launch.words import format_bytes
 from meshfeed.pipeline.data.blocks import BlockFormat
 from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES
 from meshfeed.pipeline.data.regions import region_nbytes
+from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS
 from meshfeed.pipeline.plan.batch_plan import (
     BatchPlan,
     PartitionCost,
@@ -33,6 +35,7 @@ from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
 from meshfeed.pipeline.plan.slices import WireBytes, describe_ranges
 
 MOST_HOSTS = 16
+_NO_DATA = ("(none)",)
 
 
 def add_plan_command(subparsers: Any) -> None:
@@ -41,7 +44,9 @@ def add_plan_command(subparsers: Any) -> None:
         "plan",
         help="show what each host supplies, without a device",
         description="Shows which slice of the global batch each host supplies, for any mesh and "
-        "without a device, what each partition type costs, and draws a picture of it.",
+        "without a device, what each partition type costs, and draws a picture of it. Where data "
+        "is named, some windows of it are run to say what padding, reading, mixing and memory to "
+        "expect.",
     )
     add_config_flags(parser)
     parser.add_argument(
@@ -60,6 +65,12 @@ def add_plan_command(subparsers: Any) -> None:
         default="plan.svg",
         metavar="FILE.svg",
         help="picture to write, or 'none' (default: plan.svg)",
+    )
+    parser.add_argument(
+        "--windows",
+        type=int,
+        default=SAMPLED_WINDOWS,
+        help="of each source to run at most, to say what to expect of the data; 0: none",
     )
     parser.set_defaults(run=run_plan)
 
@@ -112,6 +123,9 @@ def run_plan(args: argparse.Namespace) -> int:
         uneven_batch=config.uneven_batch,
     )
     _print_costs(console, costs, config.prefetch)
+    if args.windows > 0 and feed.sources[0].data != _NO_DATA:
+        console.print()
+        print_data_plan(console, config, feed.name, args.windows)
     if args.picture != "none":
         _write_picture(Path(args.picture), draw_plan(plan, mesh, name=_name(config), facts=facts))
         console.print(f"Picture: {args.picture}", highlight=False, soft_wrap=True)
@@ -119,10 +133,10 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> RunConfig:
-    """The run of the file with the flags over it; a plan reads no data, so none need be named."""
+    """The run of the file with the flags over it; data need not be named for a plan."""
     settings = mapping_from(args)
     if not settings.get("data") and not settings.get("sources"):
-        settings["data"] = ("(none: a plan reads no data)",)
+        settings["data"] = _NO_DATA
     return RunConfig.from_mapping(settings)
 
 
@@ -234,4 +248,3 @@ def _write_picture(path: Path, svg: str) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg, encoding="utf-8")
-

@@ -66,6 +66,15 @@ def about(count: float) -> str:
     return f"{round(whole, -digits):,}"
 
 
+def plural_about(count: float, noun: str) -> str:
+    """An estimate with its noun.
+
+    >>> plural_about(1.0, "step"), plural_about(1234.0, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{about(count)} {noun if round(count) == 1 else noun + 's'}"
+
+
 def format_bytes(count: int) -> str:
     """``1.50 MB``: three digits, in units of a thousand."""
     value, units = float(count), ["B", "KB", "MB", "GB", "TB", "PB"]
