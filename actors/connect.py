@@ -172,7 +172,8 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
 
     def close(self) -> None:
         """Ends the feed's threads in this process."""
-        self._host.close()
+        if hasattr(self, "_host"):  # also called on one that could not be opened
+            self._host.close()
         super().close()
 
     @property
