@@ -17,6 +17,6 @@ from meshfeed.pipeline.plan.run_config import RunConfig
 def test_what_could_not_be_opened_is_closed_in_silence() -> None:
     nobody: Any = None
     run = Run(config=RunConfig.from_mapping({"data": "x"}), specs={}, coordinator=nobody)
-    with pytest.raises(ConfigError, match="^output: 'neither'"):
+    with pytest.raises(ConfigError, match=r"^output: 'neither'"):
         meshfeed.connect(run, mesh=nobody, output="neither")
     gc.collect()
