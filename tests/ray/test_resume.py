@@ -183,20 +183,21 @@ def test_case_12_states_at_and_around_the_edge_of_an_epoch(run: Run, world_2x2: 
 def test_case_13_a_state_far_away_costs_no_more_than_a_near_one(
     start_run: Callable[..., Any], world_2x2: PlainWorld, tmp_path: Path
 ) -> None:
-    shards = [[64] * 4096] * 24  # a window each, about
+    shards = [[512] * 2048] * 24  # half a window each
     with start_run(
         run_dir=tmp_path / "run",
-        data=[str(write_ids(tmp_path / "data", shards, group=512))],
+        data=[str(write_ids(tmp_path / "data", shards, kind="arrow", group=256))],
         column="ids",
         seq_len=128,
         batch_size=64,
         readers=2,
-        memory_budget="28MB",
+        memory_budget="48MB",
+        chunk_cache="1KB",
     ) as run:
         with world_2x2.feed(tmp_path / "run") as feed:
-            feed.skip(10)
+            feed.skip(300)
             near = feed.state()
-            feed.skip(600)
+            feed.skip(2300)
             far = feed.state()
         costs = []
         for state in (near, far):
@@ -205,7 +206,7 @@ def test_case_13_a_state_far_away_costs_no_more_than_a_near_one(
                 feed.take(4)
                 after = _source(run)
             costs.append({k: after[k] - before[k] for k in ("windows", "storage_bytes")})
-    assert costs[0]["windows"] >= 1
+    assert min(costs[0].values()) >= 1
     assert costs[1]["windows"] <= 2 * costs[0]["windows"]
     assert costs[1]["storage_bytes"] <= 2 * costs[0]["storage_bytes"]
 
