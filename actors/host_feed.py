@@ -16,10 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import ray
 from ray.actor import ActorHandle
 
@@ -35,6 +33,9 @@ from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
 from meshfeed.pipeline.plan.schedule import Schedule
 
 log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+"""A host that takes steps says so at least this often."""
 
 Batch = TypeVar("Batch")
 
@@ -199,16 +200,21 @@ class HostFeed(Generic[Batch]):
                     self._state.notify_all()
 
     def _update(self) -> None:
-        """Asks again when half of what was granted is taken, or at once when there is no more."""
+        """Asks again when half of what was granted is taken, or at once when there is no more.
+
+        And now and then in between, so that ``status`` and release do not lag far behind.
+        """
+        told = self._taken
         while not self._closed.is_set():
             with self._state:
-                self._state.wait_for(self._wants_more, timeout=2.0)
+                self._state.wait_for(self._wants_more, timeout=HEARTBEAT_S)
                 finished = self._total is not None and self._taken >= self._total
                 if self._closed.is_set():
                     return
-                if not finished and not self._wants_more():
-                    continue
                 taken, granted = self._taken, self._granted
+                if not finished and not self._wants_more() and taken == told:
+                    continue
+                told = taken
             self.counters.polls += 1
             update: FeedUpdate = ray.get(
                 self._coordinator.poll.remote(
@@ -238,7 +244,7 @@ class HostFeed(Generic[Batch]):
     def _apply(self, update: FeedUpdate) -> None:
         self._fetcher.learn(update)
         with self._state:
-            for source, rows, records in _runs(update.events):
+            for source, rows, records in update.row_counts():
                 self._schedule.append(source, rows, records)
             self._forget_taken()
             self._since = update.next_event
@@ -336,12 +342,3 @@ class HostFeed(Generic[Batch]):
 def _split(begin: int, end: int, most: int) -> list[tuple[int, int]]:
     """[begin, end) in stretches of at most so many steps."""
     return [(at, min(at + most, end)) for at in range(begin, end, most)]
-
-
-def _runs(events: npt.NDArray[np.int64]) -> list[tuple[int, Any, Any]]:
-    """Events int64[n, 6] as (source, row counts, record counts), each source's in its order."""
-    runs = []
-    for source in np.unique(events[:, 0]).tolist():
-        own = events[events[:, 0] == source]
-        runs.append((source, own[:, 3], own[:, 4].tolist()))
-    return runs

@@ -114,6 +114,14 @@ class FeedUpdate:
     nodes: dict[int, Any]
     depth: int
 
+    def row_counts(self) -> list[tuple[int, npt.NDArray[np.int64], list[int]]]:
+        """Of each source its row counts and record counts, window after window."""
+        counts = []
+        for source in np.unique(self.events[:, 0]).tolist():
+            own = self.events[self.events[:, 0] == source]
+            counts.append((source, own[:, 3], own[:, 4].tolist()))
+        return counts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
