@@ -63,6 +63,7 @@ def test_case_37_status_names_the_slow_reader_its_stage_and_the_waiting(
     slow = int(claim.read_text())
     names = {reader["pid"]: reader["reader"] for reader in here["readers"]}
     train = status["feeds"]["train"]
+    assert train["taken"] == 300
     assert set(train["readers"]) == set(names.values())
     found = slow_readers(train)
     assert [(one.reader, one.stage) for one in found] == [(names[slow], "tokenize")]
