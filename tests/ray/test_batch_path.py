@@ -65,3 +65,38 @@ def test_each_host_fetches_what_it_needs_and_no_more(
     for own in facts:
         fetched = own["metrics"]["bytes_fetched"]
         assert own["needed"] <= fetched < 1.005 * own["needed"]
+
+
+def test_hosts_of_a_slice_group_have_it_tokenized_once_and_cut_once(
+    settings: dict[str, Any],
+    start_run: Callable[..., Any],
+    plain_worlds: dict[tuple[int, int], PlainWorld],
+    tmp_path: Path,
+) -> None:
+    with start_run(run_dir=tmp_path, readers=2, **settings) as run:
+        mesh = {"data": 4, "model": 2}
+        with plain_worlds[8, 1].feed(tmp_path, mesh=mesh) as feed:
+            feed.skip()
+            facts = feed.facts()
+        source = run.status()["feeds"]["train"]["sources"]["data"]
+    fetches = [own["metrics"]["fetches"] for own in facts]
+    assert fetches[::2] == fetches[1::2]  # hosts 2 i and 2 i + 1 need the same rows
+    assert facts[0]["cuts"] == sum(fetches[::2])
+    assert source["windows"] > 1
+    assert source["windows_again"] == 0
+
+
+def test_calls_to_the_coordinator_do_not_grow_with_steps_times_hosts(
+    settings: dict[str, Any],
+    start_run: Callable[..., Any],
+    plain_worlds: dict[tuple[int, int], PlainWorld],
+    tmp_path: Path,
+) -> None:
+    own = settings | {"epochs": 0, "batch_size": 8, "seq_len": 128}
+    with start_run(run_dir=tmp_path, readers=2, **own) as run:
+        with plain_worlds[8, 1].feed(tmp_path) as feed:
+            feed.skip(600)
+            begun = sum(run.status()["calls"].values())
+            feed.skip(2400)
+            ended = sum(run.status()["calls"].values())
+    assert ended - begun < 2400 * 8 / 20
