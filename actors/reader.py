@@ -40,6 +40,7 @@ class Reader:
         self._name = name
         self._folder = Path(folder)
         self._stage = StageFile.create(self._folder / f"{name}.stage")
+        self._stage.idle()
         self._storage = storage_of(config)
         self._cache = ChunkCache(self._folder / "chunks", config.chunk_cache)
         self._specs: dict[str, FeedSpec] = {}
@@ -75,6 +76,7 @@ class Reader:
         """Runs one window; an error in its data comes back in the report."""
         key = lease.key
         started = time.monotonic()
+        retries = self._storage.counters.retries
         target = BlockFile(block_path(self._folder, lease.feed, key))
         try:
             result = self._runner(lease.feed, key.source).run(
@@ -100,7 +102,7 @@ class Reader:
             used_bytes=stats.used_bytes,
             seconds=stats.seconds | {"total": time.monotonic() - started},
             skipped=stats.skipped,
-            counts=stats.counts,
+            counts=stats.counts | {"retries": self._storage.counters.retries - retries},
             reader=self._name,
         )
 

@@ -30,12 +30,13 @@ POISON_DEATHS = 3
 
 @dataclass(slots=True)
 class _Slot:
-    """A reader and how many windows it has been given."""
+    """A reader, how many windows it has been given, and since when it has the first of them."""
 
     name: str
     handle: ActorHandle
     life: int
     busy: int = 0
+    since: float = 0.0
 
 
 class ReaderPool:
@@ -120,11 +121,19 @@ class ReaderPool:
         return [report for report in reports if report is not None]
 
     def in_work(self) -> list[dict[str, Any]]:
-        """What each reader does right now: reader, stage, feed, what, pid, seconds."""
+        """What each reader does right now: reader, stage, feed, what, pid, seconds.
+
+        One that has been given a window and does not begin it is in the stage ``start``.
+        """
         entries = []
         now = time.time()
+        given = {slot.name: lease for slot, lease in reversed(list(self._running.values()))}
         for slot in self._slots:
             stage = self._stage(slot)
+            if "stage" not in stage and slot.name in given and slot.busy:
+                lease = given[slot.name]
+                what = "source {}, epoch {}, window {}".format(*lease.key)
+                stage |= {"stage": "start", "feed": lease.feed, "what": what, "since": slot.since}
             since = stage.pop("since", now)
             entries.append({"reader": slot.name, "seconds": now - since} | stage)
         return entries
@@ -164,12 +173,15 @@ class ReaderPool:
                 return
             lease = self._waiting.popleft()
             slot.busy += 1
+            if slot.busy == 1:
+                slot.since = time.time()
             self._running[slot.handle.run.remote(lease)] = (slot, lease)
 
     def _collect(self, result: Any) -> WindowReport | None:
         """What became of a window; None when it is to be run again."""
         slot, lease = self._running.pop(result)
         slot.busy -= 1
+        slot.since = time.time()
         name = (lease.feed, lease.key)
         try:
             report: WindowReport | None = ray.get(result)
