@@ -208,7 +208,9 @@ class FeedDesk:
         # Windows behind the end of the feed may be among them; the state has dropped those.
         told = [p for p in writing.publications if state.is_held(p.key)]
         unneeded = state.publish(told)
-        self._log.publish([(*key, rows, n, state.holder(key)) for key, rows, n in told])
+        self._log.publish(
+            (k.source, k.epoch, k.window, rows, records, state.holder(k)) for k, rows, records in told
+        ])
         return unneeded
 
     def update(self, process: int, since: int, granted: int, nodes: dict[int, Any]) -> FeedUpdate:

@@ -62,7 +62,5 @@ def what_is_missing(coordinator: ActorHandle, feed: str) -> str:
 
 def cause_of(error: BaseException) -> BaseException:
     """What went wrong on the other side, not the fact that a Ray task failed."""
-    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
-        cause: BaseException = error.cause
-        return cause
-    return error
+    cause = getattr(error, "cause", None)  # of a RayTaskError
+    return cause if isinstance(cause, BaseException) else error

@@ -37,12 +37,14 @@ class Backend(Protocol):
 
     def files_in(self, folder: str, *, recursive: bool) -> list[Entry]:
         """The files in ``folder``, in any order; empty where there is no such folder."""
+        ...
 
     def read(self, path: str, begin: int, end: int) -> pa.Buffer:
         """Bytes [begin, end) of a file, fewer where it ends before."""
 
     def etag(self, path: str) -> str:
         """Version or ETag of a file where the store gives one, else ""."""
+        ...
 
     def close(self) -> None:
         """Close all files that are still open."""

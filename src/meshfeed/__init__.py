@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshfeed.actors.connect import connect as connect
+    from meshfeed.actors.run import start as start
+    from meshfeed.pipeline.data.replay import open as open
     from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
     from meshfeed.pipeline.plan.partition import DataPartitionType as DataPartitionType
     from meshfeed.pipeline.plan.run_config import RunConfig as RunConfig

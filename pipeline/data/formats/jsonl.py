@@ -146,7 +146,7 @@ class _Parser:
                 return
         value = _loads(line)
         reason = value if isinstance(value, str) else _why_not(value, self._schema)
-        if reason is None:
+        if reason is None and not isinstance(value, str):
             try:
                 self.tables.append(_one_row(value, self._schema))
                 return
@@ -154,7 +154,7 @@ class _Parser:
                 reason = str(error)
         self._good[index] = False
         place = int(self._lines.places[index])
-        self.bad.append(BadRecord(self._shard_index, place, self._unit, reason))
+        self.bad.append(BadRecord(self._shard_index, place, self._unit, reason or "not a record"))
 
 
 def _parse_bytes(data: pa.Buffer, schema: pa.Schema) -> pa.Table | None:

@@ -45,6 +45,7 @@ class RecordShard(Protocol):
         Returns:
             Their values, their indices int64 [n], and their bytes as stored (an estimate).
         """
+        ...
 
     def close(self) -> None:
         """Close what is open."""

@@ -49,7 +49,7 @@ def _columns(value: Any, spec: RecordSpec) -> dict[str, Value] | str:
     if not isinstance(value, dict):
         if len(spec.columns) > 1:
             return f"a record with columns {', '.join(spec.columns)} must be a mapping"
-        value = {spec.columns[0]: value}
+        value = dict.fromkeys(spec.columns, value)
     row: dict[str, Value] = {}
     for name in spec.columns:
         if name not in value:
