@@ -208,9 +208,7 @@ class FeedDesk:
         # Windows behind the end of the feed may be among them; the state has dropped those.
         told = [p for p in writing.publications if state.is_held(p.key)]
         unneeded = state.publish(told)
-        self._log.publish(
-            (k.source, k.epoch, k.window, rows, records, state.holder(k)) for k, rows, records in told
-        ])
+        self._log.publish([(*_numbers(p), state.holder(p.key)) for p in told])
         return unneeded
 
     def update(self, process: int, since: int, granted: int, nodes: dict[int, Any]) -> FeedUpdate:
@@ -340,3 +338,8 @@ def feed_need(spec: FeedSpec, limits: GrantLimits, rows: Sequence[int] | None = 
     batch_bytes = spec.config.batch_size * blocks.nbytes(1)
     windows = [blocks.nbytes(r) for r in (most_rows(spec) if rows is None else rows)]
     return FeedNeed.of(limits.least_depth, batch_bytes, windows)
+
+
+def _numbers(publication: Publication) -> tuple[int, int, int, int, int]:
+    key = publication.key
+    return key.source, key.epoch, key.window, publication.rows, publication.records
