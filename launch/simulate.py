@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 
+from meshfeed.actors.feed_limits import cause_of
 from meshfeed.actors.run import NAMESPACE, python_path, start
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress
@@ -114,6 +115,8 @@ def simulate(
         ray.get([h.close.remote() for h in hosts], timeout=config.timeout_seconds)
         report.finish(run.status(), summaries, time.monotonic() - began)
         return report
+    except ray.exceptions.RayTaskError as error:
+        raise cause_of(error) from error
     finally:
         for host in hosts:
             ray.kill(host)
