@@ -158,8 +158,21 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
 
         ``waiting_seconds`` in all, ``waited_for`` by the stage that was not ready (``grant``: rows
         not tokenized yet; ``fetch``: on their way; ``assemble``: leaves and device transfer).
+        ``sources``: of each, rows given so far and the epoch it is in, and tokens and padding of
+        all windows that have run in this run. Asks the coordinator: not for every step.
         """
         counters, waiting = self._host.counters, self._host.waiting
+        tallies = self._run.status()["feeds"][self._feed]["sources"]
+        cursor = self._host.cursor()
+        sources = {
+            name: {
+                "rows": place.drawn,
+                "epoch": place.epoch,
+                "tokens": tally["tokens"],
+                "padding": tally["padding"],
+            }
+            for (name, tally), place in zip(tallies.items(), cursor.sources, strict=True)
+        }
         return {
             "steps": counters.steps,
             "waiting_seconds": waiting.seconds,
@@ -168,6 +181,7 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
             "bytes_fetched": counters.bytes_fetched,
             "fetches": counters.fetches,
             "polls": counters.polls,
+            "sources": sources,
         }
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A training loop in N plain processes, fed by a run that ``meshfeed serve`` has brought up.
 
-    meshfeed serve --data 'data/*.parquet' --tokenizer tokenizer.json --run-dir runs/mine
-    python examples/plain_trainer.py runs/mine 0 2 & python examples/plain_trainer.py runs/mine 1 2
+meshfeed serve --data 'data/*.parquet' --tokenizer tokenizer.json --run-dir runs/mine
+python examples/plain_trainer.py runs/mine 0 2 & python examples/plain_trainer.py runs/mine 1 2
 """
 
 import sys
@@ -30,5 +30,6 @@ for batch in feed:  # a dict of global jax.Arrays [batch_size, seq_len], sharded
     if feed.step % 100 == 0:
         checkpoint = {"model": state, "feed": feed.get_state()}  # the feed's part: plain JSON
 
-print(f"process {process}: {feed.step} steps, {state:,.0f} targets, waited {feed.metrics()['waiting_seconds']:.1f} s")
+waited = feed.metrics()["waiting_seconds"]
+print(f"process {process}: {feed.step} steps, {state:,.0f} targets, waited {waited:.1f} s")
 feed.close()

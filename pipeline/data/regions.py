@@ -8,7 +8,7 @@ flat buffer::
     starts   [rows, bytes of cols + 1 bits]   the bits of columns [c0, c1]
     loss     the same shape, with a loss mask
 
-with the meaning that ``blocks`` gives to them, rounded up to 64 bytes. The header of a row:
+with the meaning that ``blocks`` gives to them, rounded up to 4 bytes. The header of a row:
 segments that start before c0; the position that column c0 has if it starts no segment; and the
 row's unmasked tokens in [c0, c1). So each leaf of the region is computed from the region alone, and
 is exactly the columns [c0, c1) of the leaf of the whole row.
@@ -81,13 +81,13 @@ def _sections(format: BlockFormat, rows: int, cols: int) -> tuple[int, int, int,
 
 
 def wire_nbytes(format: BlockFormat, rows: int, cols: int) -> int:
-    """Bytes of what a region says, without the rounding up to 64 at its end."""
+    """Bytes of what a region says, without the rounding up at its end."""
     return _sections(format, rows, cols)[-1]
 
 
 def region_nbytes(format: BlockFormat, rows: int, cols: int) -> int:
-    """Bytes of a region of ``rows`` rows and ``cols`` columns, a multiple of 64."""
-    return round_up(_sections(format, rows, cols)[-1])
+    """Bytes of a region of ``rows`` rows and ``cols`` columns, a multiple of 4."""
+    return round_up(_sections(format, rows, cols)[-1], 4)
 
 
 def view_region(buffer: Any, format: BlockFormat, rows: int, cols: int) -> Region:
