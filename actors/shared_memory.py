@@ -41,8 +41,14 @@ class NodeFolder:
         self.path = made.rename(root / name)
 
     def close(self) -> None:
-        """Removes the folder and everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Removes the folder and everything in it.
+
+        Under another name, so that a reader which is only just ending cannot add to it meanwhile.
+        """
+        gone = self.path.with_name(f"{self.path.name}-gone")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
         self._lock.close()
 
 

@@ -13,6 +13,7 @@ import ray
 from plain_world import PlainWorld
 
 import meshfeed
+import s3_server
 from meshfeed.actors.run import NAMESPACE, Run
 from meshfeed.pipeline.plan.run_config import RunConfig
 
@@ -23,7 +24,15 @@ GetWorld = Callable[[int, int], PlainWorld]
 
 
 @pytest.fixture(scope="session")
-def ray_environment() -> dict[str, str]:
+def s3() -> Iterator[s3_server.FailingServer]:
+    """An S3 server, named to all processes by the environment."""
+    with s3_server.serving() as server:
+        yield server
+        server.release.set()
+
+
+@pytest.fixture(scope="session")
+def ray_environment(s3: s3_server.FailingServer) -> dict[str, str]:
     """Variables of everything that these tests start: no token file of this machine matters, and
     readers find the transforms that lie here."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -31,6 +40,9 @@ def ray_environment() -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
         "PYTHONPATH": os.pathsep.join(paths),
+        "AWS_ENDPOINT_URL_S3": s3.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
     }
 
 

@@ -93,10 +93,12 @@ def test_calls_to_the_coordinator_do_not_grow_with_steps_times_hosts(
     tmp_path: Path,
 ) -> None:
     own = settings | {"epochs": 0, "batch_size": 8, "seq_len": 128}
-    with start_run(run_dir=tmp_path, readers=2, **own) as run:
-        with plain_worlds[8, 1].feed(tmp_path) as feed:
-            feed.skip(600)
-            begun = sum(run.status()["calls"].values())
-            feed.skip(2400)
-            ended = sum(run.status()["calls"].values())
+    with (
+        start_run(run_dir=tmp_path, readers=2, **own) as run,
+        plain_worlds[8, 1].feed(tmp_path) as feed,
+    ):
+        feed.skip(600)
+        begun = sum(run.status()["calls"].values())
+        feed.skip(2400)
+        ended = sum(run.status()["calls"].values())
     assert ended - begun < 2400 * 8 / 20

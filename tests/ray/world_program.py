@@ -1,8 +1,9 @@
 """One host of a JAX world, an ordinary process as any trainer's, told by a test what to do.
 
-``python world_program.py PROCESS HOSTS DEVICES PORT`` reads one JSON object a line, ``{"do": NAME,
-...arguments}``, and answers each with one line: ``{"value": ...}`` or ``{"error": ..., "message":
-...}``. It joins the JAX world itself and reaches the run by ``meshfeed.connect`` alone.
+``python world_program.py PROCESS HOSTS DEVICES PORT`` reads one JSON object a line, ``{"job": N,
+"do": NAME, ...arguments}``, and answers each with one line, ``{"job": N, "value": ...}`` or
+``{"job": N, "error": ..., "message": ...}``. It joins the JAX world itself and reaches the run by
+``meshfeed.connect`` alone.
 """
 
 from __future__ import annotations
@@ -153,16 +154,17 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(f"127.0.0.1:{port}", hosts, process)
     host = Host()
-    answer: dict[str, Any] = {"value": jax.device_count()}
+    answer: dict[str, Any] = {"job": 0, "value": jax.device_count()}
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
         job = json.loads(line)
+        number = job.pop("job")
         try:
             answer = {"value": getattr(host, job.pop("do"))(**job)}
         except Exception as error:  # noqa: BLE001 - the test judges
             answer = {"error": type(error).__name__, "message": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps(answer | {"job": number}) + "\n")
         sys.stdout.flush()
     jax.distributed.shutdown()
 
