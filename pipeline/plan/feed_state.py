@@ -32,9 +32,6 @@ __all__ = ["Completed", "FeedState", "Publication", "WindowKey"]
 
 _FORGET_STEPS = 64
 
-_MOST_HELD = 4096
-"""Windows held ahead of need at most: each costs its node a mapping, however few rows it has."""
-
 
 class Publication(NamedTuple):
     """A row count that may enter the ledger: all windows of its source before it are there."""
@@ -174,7 +171,7 @@ class FeedState:
         for stream in self._streams:
             if stream.lost:
                 return next(iter(stream.lost))
-        if self._finished or len(self._held) >= _MOST_HELD:
+        if self._finished:
             return None
         first = min(self._streams, key=lambda s: s.expected)
         return first.leasing if first.expected < self._until(NEVER) else None

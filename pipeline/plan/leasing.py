@@ -129,14 +129,16 @@ class LeaseBook:
         for key in keys:
             place = self._places.pop((feed, key), None)
             if place is not None:
-                self._nodes.change(place.node, running=-place.running, nbytes=-place.nbytes)
+                self._nodes.change(
+                    place.node, running=-place.running, windows=-1, nbytes=-place.nbytes
+                )
                 freed.append((place.node, key))
         return freed
 
     def _lease(self, node: int, name: str, feed: FeedState, key: WindowKey) -> Lease:
         feed.leased(key, node)
         nbytes = self._block_bytes(name, key.source)
-        self._nodes.change(node, running=1, nbytes=nbytes)
+        self._nodes.change(node, running=1, windows=1, nbytes=nbytes)
         self._places[name, key] = _Place(node, nbytes)
         group = self._group(name, key)
         home = self._home.get((name, key.source))

@@ -2,7 +2,8 @@
 
 Each node is kept in one of two heaps, by its room: nodes with an idle reader, and those where a
 window would have to wait its turn. A node that changes goes into a heap anew; what is out of date
-is passed over when it comes up, so that a thousand nodes cost as little as ten.
+is passed over when it comes up, so that a thousand nodes cost as little as ten. A node that holds
+very many windows is in neither.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 SLOTS_PER_READER = 2
 """Windows that a reader has at most: one in work and one waiting, so that it never idles."""
 
+MOST_WINDOWS = 4096
+"""Held by a node ahead of need at most: each costs it a mapping, however few rows it has."""
+
 
 @dataclass(slots=True)
 class _Node:
@@ -20,6 +24,7 @@ class _Node:
     budget: int
     used: int = 0
     running: int = 0
+    windows: int = 0
     changes: int = 0
 
     @property
@@ -30,6 +35,10 @@ class _Node:
     def has_slot(self) -> bool:
         return self.running < self.readers * SLOTS_PER_READER
 
+    @property
+    def is_crowded(self) -> bool:
+        return self.windows >= MOST_WINDOWS
+
 
 class NodeSlots:
     """Slots and bytes of every node."""
@@ -38,6 +47,7 @@ class NodeSlots:
         self._nodes: dict[int, _Node] = {}
         self._idle: list[tuple[int, int, int]] = []
         self._queueing: list[tuple[int, int, int]] = []
+        self._crowded = 0
         self.used_bytes = 0
 
     def __len__(self) -> int:
@@ -64,21 +74,25 @@ class NodeSlots:
         gone = self._nodes.pop(node, None)
         if gone is not None:
             self.used_bytes -= gone.used
+            self._crowded -= gone.is_crowded
 
-    def change(self, node: int, *, running: int = 0, nbytes: int = 0) -> None:
-        """So many more windows run on a node, and so many more bytes lie there."""
+    def change(self, node: int, *, running: int = 0, windows: int = 0, nbytes: int = 0) -> None:
+        """A node runs and holds so many more windows, and so many more bytes lie there."""
         state = self._nodes[node]
+        self._crowded -= state.is_crowded
         state.running += running
+        state.windows += windows
         state.used += nbytes
         self.used_bytes += nbytes
+        self._crowded += state.is_crowded
         if state.running < 0 or state.used < 0:
             raise ValueError(f"node {node} has {state.running} windows and {state.used} bytes")
         self._changed(node)
 
     def takes(self, node: int, nbytes: int) -> bool:
-        """A node has a slot, and that many bytes of room."""
+        """A node has a slot, that many bytes of room, and not too many windows."""
         state = self._nodes[node]
-        return state.has_slot and state.room >= nbytes
+        return state.has_slot and state.room >= nbytes and not state.is_crowded
 
     def pick(self, nbytes: int) -> int | None:
         """The node with a slot that has most room, and that much; one with an idle reader first."""
@@ -89,19 +103,24 @@ class NodeSlots:
         return None
 
     def pick_any(self, nbytes: int) -> int | None:
-        """The same, or where no node has that much room, one that has not, if it has a slot.
+        """The same for a window that must run: on a node with too many windows, or too few bytes.
 
         None where it is right to wait: for the slot of a node that has the room.
         """
         node = self.pick(nbytes)
         if node is not None:
             return node
-        idle, queueing = self._top(self._idle), self._top(self._queueing)
-        if idle is None and queueing is None:
+        tops = [self._top(heap) for heap in (self._idle, self._queueing)]
+        some = [top for top in tops if top is not None]
+        if self._crowded:
+            some += [n for n, state in self._nodes.items() if state.has_slot and state.is_crowded]
+        if not some:
             return None
-        if any(state.room >= nbytes for state in self._nodes.values()):
-            return None
-        return queueing if idle is None else idle
+        best = max(some, key=lambda n: self._nodes[n].room)
+        if self._nodes[best].room >= nbytes:
+            return best
+        waits = any(state.room >= nbytes for state in self._nodes.values())
+        return None if waits else best
 
     def _top(self, heap: list[tuple[int, int, int]]) -> int | None:
         while heap:
@@ -115,7 +134,7 @@ class NodeSlots:
     def _changed(self, node: int) -> None:
         state = self._nodes[node]
         state.changes += 1
-        if not state.has_slot:
+        if not state.has_slot or state.is_crowded:
             return
         heap = self._idle if state.running < state.readers else self._queueing
         heapq.heappush(heap, (-state.room, node, state.changes))

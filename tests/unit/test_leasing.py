@@ -101,6 +101,19 @@ def test_an_urgent_window_waits_for_a_node_with_room_but_not_for_ever() -> None:
     assert len(feed.got) == 1  # larger than any budget, and still the run goes on
 
 
+def test_a_node_holds_no_more_windows_than_it_can_map_but_for_urgent_ones() -> None:
+    book = book_of([5000, 1], budget=10**9)
+    ahead, urgent = Feed(10_000), Feed(5, urgent=5)
+    book.assign([("train", ahead)])
+    assert counts(ahead) == {0: 4096, 1: 2}
+    book.assign([("train", ahead), ("eval", urgent)])
+    assert counts(urgent) == {0: 5}
+    assert len(ahead.got) == 4098
+    book.released("train", [key for key, node in ahead.got if node == 0][:100])
+    book.assign([("train", ahead)])
+    assert len(ahead.got) == 4098 + 100 - 5
+
+
 def test_windows_of_a_group_go_where_its_chunks_are_while_there_is_a_slot() -> None:
     book = book_of([8, 8, 8], group=lambda key: key.window // 4)
     feed = Feed(12)
