@@ -102,7 +102,7 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         self._output = output
         config = run.config
         self._names = name_leaves(config.leaf_names if leaf_names is None else leaf_names)
-        self._plan = _plan(config, feed, mesh, partition)
+        self._plan = _plan(config, feed, mesh, partition, self._names)
         self._dtypes = named_dtypes(leaves, self._names)
         self._target = BatchTarget.build(
             self._plan, mesh, dtypes=self._dtypes, leaf_names=self._names
@@ -240,11 +240,14 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
         return dict(self._target.assemble(parts))
 
 
-def _plan(config: RunConfig, feed: str, mesh: Mesh, partition: Any) -> BatchPlan:
+def _plan(
+    config: RunConfig, feed: str, mesh: Mesh, partition: Any, names: Mapping[str, str]
+) -> BatchPlan:
     settings = config.feed(feed)
     layout = layout_of(mesh)
     roles = AxisRoles(data=config.data_axes, sequence=config.sequence_axes, model=config.model_axes)
-    specs = resolve(config.partition if partition is None else partition, layout, roles)
+    asked = config.partition if partition is None else partition
+    specs = resolve(asked, layout, roles, leaf_names=names)
     return plan_batch(
         layout,
         specs,

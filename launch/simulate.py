@@ -25,9 +25,11 @@ from meshfeed.launch.report import Report, StepDigest
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
 from meshfeed.pipeline.data.agreement import agreed_digest
+from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.config import LEAF_PRESETS
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.mesh import MeshLayout
+from meshfeed.pipeline.plan.partition import AxisRoles, resolve
 from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
 
 _CHUNK_SECONDS = 1.0
@@ -88,6 +90,7 @@ def simulate(
         devices_per_host=config.devices_per_host,
         order=config.device_order,
     )
+    _refuse_uneven(config, feed, layout)
     _start_ray(config)
     hosts = [
         ray.remote(SimHost).options(num_cpus=0, max_concurrency=2).remote(i)
@@ -123,6 +126,24 @@ def simulate(
         if run is not None:
             run.stop()
         ray.shutdown()
+
+
+def _refuse_uneven(config: RunConfig, feed: str, layout: MeshLayout) -> None:
+    """Plans a batch before anything is started.
+
+    Raises:
+        ConfigError: it does not divide over the mesh, or the partition does not fit it.
+    """
+    roles = AxisRoles(data=config.data_axes, sequence=config.sequence_axes, model=config.model_axes)
+    names = LEAF_PRESETS[config.leaf_names]
+    settings = config.feed(feed)
+    plan_batch(
+        layout,
+        resolve(config.partition, layout, roles, leaf_names=names),
+        batch_size=settings.batch_size,
+        seq_len=settings.seq_len,
+        uneven_batch=config.uneven_batch,
+    )
 
 
 def _chunks(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +155,32 @@ def test_case_02_a_batch_that_does_not_divide_is_refused_with_sizes_that_do(
         assert kind == "ConfigError"
         words = message.replace(",", " ").replace(".", " ").split()
         assert {"10", "4", "8", "12"} <= set(words), message
+
+
+def test_case_02_simulate_refuses_it_before_it_starts_or_reads_anything(tmp_path: Path) -> None:
+    flags = [
+        "--data",
+        "nowhere",
+        "--seq-len",
+        "8",
+        "--batch-size",
+        "10",
+        "--hosts",
+        "4",
+        "--run-dir",
+        "run",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "meshfeed.launch.cli", "simulate", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    for word in ("10 rows", " 4 ", "8 or 12"):
+        assert word in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_case_03_padding_lies_at_the_end_and_weighs_nothing(

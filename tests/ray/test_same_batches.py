@@ -161,7 +161,12 @@ def test_leaf_names_of_other_trainers_hold_the_same_values(
 ) -> None:
     with world_2x4.feed(run_dir, mesh=MESHES["data"]) as feed:
         (own,) = feed.take(1, keep=("tokens", "targets", "segment_ids", "loss_weights"))
-    with world_2x4.feed(run_dir, mesh=MESHES["data"], leaf_names="maxtext") as feed:
+    with world_2x4.feed(
+        run_dir,
+        mesh=MESHES["data"],
+        leaf_names="maxtext",
+        partition={"inputs": "FULL", "inputs_position": "REPLICATED"},
+    ) as feed:
         (theirs,) = feed.take(1, keep=("inputs", "targets", "targets_segmentation"))
     assert set(theirs.specs) == {
         "inputs",
@@ -170,6 +175,7 @@ def test_leaf_names_of_other_trainers_hold_the_same_values(
         "inputs_position",
         "targets_segmentation",
     }
+    assert "data" not in theirs.specs["inputs_position"]
     np.testing.assert_array_equal(theirs.leaves["inputs"], own.leaves["tokens"])
     np.testing.assert_array_equal(theirs.leaves["targets"], own.leaves["targets"])
     weighs = own.leaves["loss_weights"] > 0
