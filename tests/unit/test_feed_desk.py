@@ -169,6 +169,31 @@ def test_windows_that_run_while_the_ledger_is_written_wait_for_the_next_write(tm
     assert world.ledger.num_entries == 3
 
 
+def test_windows_behind_the_end_that_were_on_their_way_to_the_ledger_are_nothing(tmp_path) -> None:
+    world = DeskWorld(tmp_path, spec_of(weights=(1.0,)), hosts=1, max_steps=1)
+    keys = leased(world, 2)
+    world.state.leased(WindowKey(0, 0, 2), 0)
+    world.state.leased(WindowKey(0, 0, 3), 0)
+    assert keys == [WindowKey(0, 0, 0), WindowKey(0, 0, 1)]
+    for window in range(3):
+        run_one(world, window)
+    writing = world.desk.take()
+    run_one(world, 3)
+    world.desk.write(writing)
+    assert world.desk.publish(writing) == [WindowKey(0, 0, 0), WindowKey(0, 0, 3)]
+    assert world.state.total_steps == 1  # 3 and 6 rows are enough for it
+    behind = world.desk.take()
+    world.desk.write(behind)
+    assert world.desk.publish(behind) == []
+    host = world.hosts[0]
+    world.poll(host)
+    assert host.events == [WindowKey(0, 0, w) for w in range(3)]
+    assert host.granted == 1
+    host.taken = 1
+    world.poll(host)
+    assert world.state.held() == []
+
+
 def test_a_feed_opened_again_while_its_ledger_is_written_goes_on(tmp_path) -> None:
     world = DeskWorld(tmp_path, spec_of(weights=(1.0,)), hosts=1)
     leased(world, 3)

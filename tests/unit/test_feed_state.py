@@ -175,6 +175,38 @@ def test_a_lost_published_window_stops_grants_at_its_rows_and_is_told_as_moved()
     assert state.holder(WindowKey(0, 0, 1)) == 5
 
 
+def test_a_lost_window_that_was_granted_is_urgent_however_far_it_is_ahead() -> None:
+    """A host that fetches several steps at once cannot take the first without the last."""
+    state = state_of(windows=((2,) * 60,), batch_size=2)
+    lease(state, count=60)
+    for window in range(60):
+        run_window(state, window, rows=2)
+    for second in range(8):
+        state.grants.advance(state.ready_steps, float(second))
+        state.acknowledge(0, min(4 * second, state.grants.granted), float(second))
+    floor, granted = state.grants.floor, state.grants.granted
+    assert granted > floor + state.grants.least_depth + 2
+    state.lost([WindowKey(0, 0, granted - 1), WindowKey(0, 0, granted)])
+    assert state.next_urgent() == WindowKey(0, 0, granted - 1)
+    state.leased(WindowKey(0, 0, granted - 1), 1)
+    assert state.next_urgent() is None
+    assert state.next_lease() == WindowKey(0, 0, granted)
+
+
+def test_a_window_taken_before_the_opening_is_not_held() -> None:
+    """The cursor lies behind the last row of its window, which is run again for its row count."""
+    sources = [Source(1.0, ((4, 4, 4),))]
+    world = World(sources, batch_size=4, processes=1)
+    world.run(random.Random(0), 1)
+    world.open(1, world.replica.cursor(4, 1))
+    assert world.state.next_urgent() == WindowKey(0, 0, 0)
+    world.assign()
+    world.complete(0, WindowKey(0, 0, 0))
+    world.write()
+    assert WindowKey(0, 0, 0) not in world.state.held()
+    world.check()
+
+
 def test_a_lost_window_that_is_released_meanwhile_is_not_run_again() -> None:
     state = state_of()
     lease(state, count=4)

@@ -127,3 +127,17 @@ def test_grants_that_all_have_passed_are_forgotten() -> None:
     assert book.granted == 5_000
     assert len(book._grants) <= 1025
     assert book.grants_after(4_998) == [4_999, 5_000]
+
+
+def test_no_grant_is_forgotten_that_a_slow_host_still_asks_for() -> None:
+    book = GrantBook(2, 0, GrantLimits(gather_seconds=0.0, seconds=100.0))
+    for second in range(100):  # faster and faster, until a grant reaches thousands of steps ahead
+        book.advance(1 << 40, float(second))
+        for process in range(2):
+            book.acknowledge(process, book.granted, float(second))
+        if book.depth > 4_000:
+            break
+    floor = book.floor
+    for step in range(floor + 1, floor + 3_000):
+        book.advance(step, 100.0 + step)
+    assert book.grants_after(floor) == list(range(floor + 1, floor + 3_000))
