@@ -108,6 +108,7 @@ class FeedDesk:
         self._ready: list[Publication] = []
         self._unwritten: dict[WindowKey, LedgerEntry] = {}
         self._most_rows = most_rows(spec)
+        self._block_bytes = [self._format.nbytes(rows) for rows in self._most_rows]
         self._need = feed_need(spec, limits)
 
     def open(self, generation: int, processes: int, start: dict[str, Any] | None) -> Opening:
@@ -275,7 +276,7 @@ class FeedDesk:
 
     def block_bytes(self, source: int) -> int:
         """Bytes that a window of a source takes at most."""
-        return self._format.nbytes(self._most_rows[source])
+        return self._block_bytes[source]
 
     def group(self, key: WindowKey) -> tuple[int, int]:
         """Windows of a source with the same value read the same chunks."""
@@ -284,6 +285,7 @@ class FeedDesk:
     def _note_rows(self, source: int, rows: int) -> None:
         if rows > self._most_rows[source]:
             self._most_rows[source] = rows
+            self._block_bytes[source] = self._format.nbytes(rows)
             self._need = feed_need(self.spec, self._limits, self._most_rows)
 
     def _compare(self, report: WindowReport) -> bool:

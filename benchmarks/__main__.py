@@ -58,8 +58,11 @@ def cases(seconds: float, cache: Path) -> list[Case]:
         for mode in modes
     }
     by_name["assembly"] = Case(name="assembly", command=("benchmarks.assembly", *common))
+    by_name["coordinator"] = Case(
+        name="coordinator", command=("benchmarks.coordinator_scale",), timeout_s=900.0
+    )
     order = ["hf", "text-hf", "fast", "text-fast", "gather", "pretok-tokens", "gather5", "pretok"]
-    return [by_name[name] for name in [*order, "memcpy", "assembly"]]
+    return [by_name[name] for name in [*order, "memcpy", "assembly", "coordinator"]]
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -89,7 +92,8 @@ def markdown(summary: dict[str, Any]) -> str:
     disturbed = [row["title"] for row in summary["ratios"] if row["others_cores"] > QUIET_CORES]
     if disturbed:
         ratios.insert(0, f"Other work ran on the machine meanwhile: {'; '.join(disturbed)}.\n")
-    return "\n".join([*_measured_on(summary), "", *ratios, *_assembly(summary), "", *figures, ""])
+    tables = [*ratios, *_assembly(summary), "", *figures, *_coordinator(summary), ""]
+    return "\n".join([*_measured_on(summary), "", *tables])
 
 
 def _measured_on(summary: dict[str, Any]) -> list[str]:
@@ -112,6 +116,19 @@ def _assembly(summary: dict[str, Any]) -> list[str]:
         f"| {case['copy_slice_gb_per_s']:.1f} GB/s | **{case['slice_to_memcpy']:.2f}** | | | |",
         f"| of that, cutting the region | {case['cut_gb_per_s']:.1f} GB/s "
         f"| {case['copy_cut_gb_per_s']:.1f} GB/s | {case['cut_to_memcpy']:.2f} | | | |",
+    ]
+
+
+def _coordinator(summary: dict[str, Any]) -> list[str]:
+    case = summary["cases"].get("coordinator")
+    if not case:
+        return []
+    return [
+        "",
+        f"Simulated coordinator of {case['hosts']:,.0f} hosts and {case['readers']:,.0f} readers, "
+        f"{case['steps_per_s']:.1f} steps and {case['windows_per_s']:,.0f} windows a second: "
+        f"{case['coordinator_cpu_s_per_s']:.2f} CPU seconds a second, {case['late_steps']:.0f} "
+        f"late steps, {case['sent_mb_per_s']:.0f} MB/s sent, {case['peak_rss_mb']:.0f} MB.",
     ]
 
 
