@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from reading import QUICK, chunks_of, manifest_of, source_of, values_of
-from s3_server import FailingServer, put, serving
 
 from meshfeed.pipeline.data.cache import BoundedCache
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError, ReadError
+from s3_server import FailingServer, put, serving
 
 
 @pytest.fixture(scope="module")
