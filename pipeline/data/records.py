@@ -3,13 +3,14 @@
 Whatever the format, a used column comes out as one of two kinds, in the type it is stored in:
 text (``string`` or ``large_string``, valid UTF-8) or token ids (``list``, ``large_list`` or
 ``fixed_size_list`` of integers). A record whose content is wrong is taken out and reported as a
-``BadRecord``; whether that ends the run is the caller's to decide.
+``BadRecord``; whether that ends the run is the caller's to decide. Columns that only transforms
+look at are of any kind and stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +32,13 @@ class RecordSpec:
     Attributes:
         columns: the used columns; the first is the text or the token ids. Formats without columns
             (text, ArrayRecord of plain text) give their records the first name.
+        extras: those of them that only transforms look at: of any type, and maybe null.
         max_record_bytes: a larger record is a bad record, at most 1 GiB. Counted as stored for
             JSONL and text (the line), else on the used column's value.
     """
 
     columns: tuple[str, ...]
+    extras: tuple[str, ...] = ()
     max_record_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
@@ -47,11 +50,21 @@ class RecordSpec:
                 f"{self.max_record_bytes} is not within 1..{_LARGEST_RECORD}",
             )
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns of text or token ids."""
+        return self.columns[: len(self.columns) - len(self.extras)]
+
     @classmethod
     def of(cls, source: SourceConfig) -> RecordSpec:
         """What a source's settings ask for."""
         mask = (source.loss_mask_column,) if source.loss_mask_column else ()
         return cls(columns=(source.column, *mask), max_record_bytes=source.max_record_bytes)
+
+    def with_extras(self, names: Iterable[str]) -> RecordSpec:
+        """The same, with further columns that transforms look at."""
+        extras = tuple(name for name in dict.fromkeys(names) if name not in self.columns)
+        return replace(self, columns=(*self.columns, *extras), extras=extras)
 
 
 class BadRecord(NamedTuple):
@@ -149,6 +162,9 @@ def make_records(
     """
     columns, reasons = [], dict[int, str]()
     for name in spec.columns:
+        if name in spec.extras:
+            columns.append(_plain(table.column(name)))
+            continue
         column, faults = _check_column(table.column(name), name, shard, spec.max_record_bytes)
         columns.append(column)
         reasons = faults | reasons
@@ -160,7 +176,7 @@ def make_records(
         keep[list(reasons)] = False
         places = places[keep]
         table = table.filter(pa.array(keep))
-    table = _valid_text(table)
+    table = _valid_text(table, spec.used)
     return ChunkRecords(
         table=table,
         shards=np.full(len(places), shard_index, np.int32),
@@ -304,9 +320,11 @@ def _utf8_faults(part: pa.Array, name: str) -> list[tuple[int, str]]:
     return faults
 
 
-def _valid_text(table: pa.Table) -> pa.Table:
+def _valid_text(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Give columns of checked bytes their text type."""
     for i, field in enumerate(table.schema):
+        if field.name not in names:
+            continue
         if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             kind: Any = pa.string() if pa.types.is_binary(field.type) else pa.large_string()
             parts = [part.view(kind) for part in table.column(i).chunks]

@@ -7,7 +7,6 @@ Readers run it in the cluster, ``meshfeed.open`` runs the same code without one.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,9 +109,7 @@ class WindowRunner:
         self._transforms = load_transforms(
             source.transforms, setting=f"sources.{source.name}.transforms"
         )
-        spec = RecordSpec.of(source)
-        wanted = dict.fromkeys((*spec.columns, *self._transforms.needs))
-        spec = dataclasses.replace(spec, columns=tuple(wanted))
+        spec = RecordSpec.of(source).with_extras(self._transforms.needs)
         self._reader = SourceReader(manifest, spec, storage, cache, on_stage)
         self._epochs: dict[int, EpochWindows] = {}
 

@@ -28,6 +28,7 @@ from meshfeed.pipeline.data.records import (
     missing_column,
 )
 from meshfeed.pipeline.data.storage import ShardFile
+from meshfeed.pipeline.plan.errors import DataError
 from meshfeed.pipeline.plan.manifest import ChunkRef
 
 _MOST_AT_ONCE = 64 << 20
@@ -47,15 +48,17 @@ def read_chunk(file: ShardFile, ref: ChunkRef, spec: RecordSpec) -> ChunkRecords
     kinds: dict[str, pa.DataType] = {}
     for lines in read_lines(file, ref, spec.max_record_bytes):
         _find_kinds(kinds, lines, spec)
-        schema = pa.schema([(name, kinds.get(name, pa.null())) for name in spec.columns])
+        schema = pa.schema([(name, kinds.get(name, pa.null())) for name in spec.used])
         parsed = _Parser(lines, schema, ref.shard_index, unit)
         parsed.parse()
-        tables += parsed.tables
+        tables += _with_extras(parsed, lines, spec, file.address) if spec.extras else parsed.tables
         bad += [*lines.bad, *parsed.bad]
         places.append(lines.places[parsed.good])
         used += lines.data.size
     return make_records(
-        pa.concat_tables(tables, promote_options="default") if tables else empty_table(spec),
+        pa.concat_tables(tables, promote_options="permissive" if spec.extras else "default")
+        if tables
+        else empty_table(spec),
         shard=file.address,
         shard_index=ref.shard_index,
         places=np.concatenate(places),
@@ -157,6 +160,27 @@ class _Parser:
         self.bad.append(BadRecord(self._shard_index, place, self._unit, reason or "not a record"))
 
 
+def _with_extras(parsed: _Parser, lines: Lines, spec: RecordSpec, address: str) -> list[pa.Table]:
+    """The rows with the columns for transforms, each of the kind that holds its values.
+
+    Raises:
+        DataError: none does.
+    """
+    if not parsed.tables:
+        return []
+    table = pa.concat_tables(parsed.tables, promote_options="default")
+    objects = [_loads(lines.line(i)) for i in parsed.good.tolist()]
+    for name in spec.extras:
+        try:
+            table = table.append_column(name, pa.array([o.get(name) for o in objects]))
+        except (pa.ArrowException, OverflowError) as error:
+            raise DataError(
+                address,
+                f"column {name!r}, which a transform needs, holds values of several kinds: {error}",
+            ) from error
+    return [table]
+
+
 def _parse_bytes(data: pa.Buffer, schema: pa.Schema) -> pa.Table | None:
     """The objects in ``data``; None where pyarrow's parser refuses one of them."""
     try:
@@ -174,11 +198,11 @@ def _parse_bytes(data: pa.Buffer, schema: pa.Schema) -> pa.Table | None:
 def _find_kinds(kinds: dict[str, pa.DataType], lines: Lines, spec: RecordSpec) -> None:
     """Add to ``kinds`` text or integers for each used column, as the first value of it says."""
     for i in range(len(lines)):
-        if len(kinds) == len(spec.columns):
+        if len(kinds) == len(spec.used):
             return
         value = _loads(lines.line(i))
         if isinstance(value, dict):
-            for name in spec.columns:
+            for name in spec.used:
                 if name not in kinds and value.get(name) is not None:
                     kinds[name] = _INTS if isinstance(value[name], list) else pa.string()
 

@@ -29,29 +29,37 @@ def table_of(
     Returns:
         The good records' table, their places, and the bad ones.
     """
-    rows: list[dict[str, Value]] = []
+    rows: list[dict[str, Any]] = []
     kept, bad = [], []
     kinds: dict[str, type] = {}
     for value, place in zip(values, places.tolist(), strict=True):
         row = _columns(value, spec)
-        reason = row if isinstance(row, str) else _check(row, kinds)
+        reason = row if isinstance(row, str) else _check(row, kinds, spec)
         if isinstance(row, str) or reason:
             bad.append(BadRecord(shard_index, place, "record", str(reason)))
         else:
             rows.append(row)
             kept.append(place)
-    columns = [_array([row[name] for row in rows], kinds.get(name, bytes)) for name in spec.columns]
+    columns = [_array([row[name] for row in rows], kinds.get(name, bytes)) for name in spec.used]
+    columns += [pa.array([row[name] for row in rows]) for name in spec.extras]
     return pa.table(columns, names=list(spec.columns)), np.array(kept, np.int64), bad
 
 
-def _columns(value: Any, spec: RecordSpec) -> dict[str, Value] | str:
-    """The used columns of a record as bytes or integer arrays; or what is wrong with it."""
+def _columns(value: Any, spec: RecordSpec) -> dict[str, Any] | str:
+    """The used columns of a record as bytes or integer arrays; or what is wrong with it.
+
+    Those for transforms stay Python's own values.
+    """
     if not isinstance(value, dict):
         if len(spec.columns) > 1:
             return f"a record with columns {', '.join(spec.columns)} must be a mapping"
         value = dict.fromkeys(spec.columns, value)
-    row: dict[str, Value] = {}
+    row: dict[str, Any] = {}
     for name in spec.columns:
+        if name in spec.extras:
+            found = value.get(name)
+            row[name] = found.tolist() if isinstance(found, np.ndarray | np.generic) else found
+            continue
         if name not in value:
             return f"no column {name!r}; the columns there are: {', '.join(map(str, value))}"
         found = _plain(value[name])
@@ -84,8 +92,9 @@ def _plain(value: Any) -> bytes | np.ndarray[Any, Any] | str:
     return array
 
 
-def _check(row: dict[str, Value], kinds: dict[str, type]) -> str:
-    for name, value in row.items():
+def _check(row: dict[str, Any], kinds: dict[str, type], spec: RecordSpec) -> str:
+    for name in spec.used:
+        value = row[name]
         kind = kinds.setdefault(name, bytes if isinstance(value, bytes) else np.ndarray)
         if not isinstance(value, kind):
             return f"column {name!r} holds text in some records and integers in others"
