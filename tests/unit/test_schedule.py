@@ -262,3 +262,25 @@ def test_what_does_not_belong_to_the_feed_is_refused() -> None:
         Schedule(plans(sources)).append(1, [4, 4, 4])
     with pytest.raises(ConfigError, match="once"):
         Schedule(plans(sources)[:1] * 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(source_lists(), st.data())
+def test_the_row_of_a_source_is_found_where_it_is_located(sources, data) -> None:
+    schedule = opened(sources, LIMIT)
+    numbers = [0] * len(sources)
+    rows = []
+    for row, place in enumerate(located(schedule, 0, schedule.known_rows)):
+        rows.append((row, place[0], numbers[place[0]]))
+        numbers[place[0]] += 1
+    first = data.draw(st.integers(0, schedule.known_rows))
+    schedule.forget(first)
+    for row, source, number in rows:
+        if row >= first:
+            assert schedule.row_of(source, number) == row
+        else:
+            with pytest.raises(ValueError, match="row"):
+                schedule.row_of(source, number)
+    for source in schedule.active:
+        with pytest.raises(ValueError, match="were asked for"):
+            schedule.row_of(source, numbers[source] + 10_000)

@@ -207,6 +207,18 @@ def test_the_chunks_of_a_group_cover_it_and_windows_of_a_group_share_them() -> N
     assert len({w.record_key for w in parts}) == windows.num_groups
 
 
+@pytest.mark.parametrize("random_access", [False, True])
+@pytest.mark.parametrize("shuffle", Shuffle)
+def test_the_group_of_a_window_is_known_without_its_chunks(shuffle, random_access) -> None:
+    source = manifest([700, 300, 50], random_access=random_access)
+    windows = EpochWindows(source, shuffle, seed=1, epoch=0)
+    groups = [windows.group(i) for i in range(windows.num_windows)]
+    assert groups == [windows.window(i).group for i in range(windows.num_windows)]
+    for outside in (-1, windows.num_windows):
+        with pytest.raises(IndexError, match=f"window {outside} of"):
+            windows.group(outside)
+
+
 def test_a_million_chunks_cost_no_python_object_each() -> None:
     source = manifest(
         [10**10], chunk_size=10**4, window_size=10**6, group_size=2 * 10**7, name="big"
