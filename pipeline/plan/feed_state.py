@@ -122,11 +122,10 @@ class FeedState:
         absent = [next(iter(stream.absent)) for stream in self._streams if stream.absent]
         if absent:
             drawn = self.schedule.drawn(known).tolist()
-            needed = [
-                (k.source, self._begin(k)) for k in absent if self._begin(k) < drawn[k.source]
-            ]
-            if needed:
-                return min(self.schedule.row_of(*row) for row in needed) // self._batch_size
+            begins = [(k.source, max(self._held[k].begin, self._passed[k.source])) for k in absent]
+            rows = [self.schedule.row_of(s, begin) for s, begin in begins if begin < drawn[s]]
+            if rows:
+                return min(rows) // self._batch_size
         return known // self._batch_size if total is None else total
 
     def is_held(self, key: WindowKey) -> bool:
@@ -270,10 +269,6 @@ class FeedState:
         """Windows for which ``is_held``."""
         return list(self._held)
 
-    def held_by(self, node: int) -> list[WindowKey]:
-        """Windows that a node runs or holds."""
-        return [key for key, held in self._held.items() if held.node == node]
-
     # -- inside ---------------------------------------------------------------------------------
 
     def _until(self, row: int) -> int:
@@ -289,10 +284,6 @@ class FeedState:
         row = max(near, self.grants.granted * self._batch_size)
         drawn = self.schedule.drawn(min(row, self.schedule.known_rows))
         return held.begin < int(drawn[key.source])
-
-    def _begin(self, key: WindowKey) -> int:
-        """Number of the first row of a published window that not all hosts have taken."""
-        return max(self._held[key].begin, self._passed[key.source])
 
     def _publish(self, stream: SourceStream, group: list[Publication]) -> list[WindowKey]:
         source = stream.source
