@@ -181,7 +181,7 @@ class Coordinator:
             self._fail(error)
         self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
         self._advance()
-        until = time.monotonic() + min(LONGEST_WAIT_S, state.grants.patience(acked))
+        until = time.monotonic() + min(LONGEST_WAIT_S, state.grants.patience(process_index, acked))
         while True:
             self._raise_if_failed()
             state = desk.check(generation)

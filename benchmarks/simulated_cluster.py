@@ -266,7 +266,7 @@ class Cluster:
             if grants.granted > host.granted:
                 self._answer(host)
             else:
-                wait = min(LONGEST_WAIT_S, grants.patience(host.taken))
+                wait = min(LONGEST_WAIT_S, grants.patience(host.process, host.taken))
                 self.after(wait, self._out_of_patience, host, host.since, host.granted)
 
     def _out_of_patience(self, host: Host, since: int, granted: int) -> None:

@@ -15,6 +15,7 @@ from meshfeed.pipeline.plan.errors import DisagreementError
 
 _RATE_OVER_S = 0.2
 _PATIENCE_S = 0.5
+_SHORTEST_S = 0.05
 _KEPT_GRANTS = 1024
 
 
@@ -51,6 +52,7 @@ class GrantBook:
     def __init__(self, processes: int, start_step: int, limits: GrantLimits) -> None:
         self._acked = [start_step] * processes
         self._at_floor = processes
+        self._waited = [(-1, 0.0)] * processes
         self._limits = limits
         self._floor = start_step
         self._granted = start_step
@@ -140,18 +142,25 @@ class GrantBook:
         """The grants given beyond ``step``, in order: the same bounds for every host."""
         return self._grants[bisect_right(self._grants, step) :]
 
-    def patience(self, acked: int) -> float:
+    def patience(self, process: int, acked: int) -> float:
         """Seconds after which a host that waits for a grant should say again how far it is.
 
         What it takes while it waits releases windows, and in a small budget that is just what the
         next grant waits for. So it waits as long as it needs, at the rate seen, to come within
         half the least depth of the grant: from there on, the rows that must come next have a
-        place reserved for them. Infinite for a host that is there already.
+        place reserved for them. Infinite for a host that is there already; twice as long as the
+        last time for one that has taken nothing since, as while it saves a checkpoint.
         """
         left = self._granted - self._limits.least_depth // 2 - acked
         if left <= 0:
             return math.inf
-        return left / self._rate if self._rate > 0 else _PATIENCE_S
+        step, seconds = self._waited[process]
+        if step == acked:
+            seconds *= 2
+        else:
+            seconds = max(left / self._rate, _SHORTEST_S) if self._rate > 0 else _PATIENCE_S
+        self._waited[process] = acked, seconds
+        return seconds
 
     def slowest(self) -> int:
         """The process that has acknowledged least."""

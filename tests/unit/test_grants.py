@@ -109,13 +109,17 @@ def test_an_acknowledgement_beyond_the_grant_is_refused() -> None:
 def test_a_host_that_waits_says_again_how_far_it_is_when_it_is_near_the_end_of_the_grant() -> None:
     book = GrantBook(1, 0, GrantLimits(prefetch=2, gather_seconds=0.0))
     book.advance(6, 0.0)
-    assert book.patience(3) == book.patience(6) == math.inf
-    assert 0 < book.patience(0) < 5  # no rate is known yet
+    assert book.patience(0, 3) == book.patience(0, 6) == math.inf
+    assert 0 < book.patience(0, 0) < 5  # no rate is known yet
     for second in range(1, 6):
         book.acknowledge(0, 4 * second, float(second))
         book.advance(4 * second + 20, float(second))
     assert book.steps_per_second == pytest.approx(4)
-    assert book.patience(20) == pytest.approx((book.granted - 3 - 20) / 4)
+    first = book.patience(0, 20)
+    assert first == pytest.approx((book.granted - 3 - 20) / 4)
+    # It takes nothing for long: it asks less and less often.
+    assert [book.patience(0, 20) for _ in range(3)] == [2 * first, 4 * first, 8 * first]
+    assert book.patience(0, 21) < first
 
 
 def test_grants_that_all_have_passed_are_forgotten() -> None:
