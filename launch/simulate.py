@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from rich.markup import escape
 
-from meshfeed.actors.feed_limits import cause_of
-from meshfeed.actors.run import NAMESPACE, python_path, start
+from meshfeed.actors.feed_limits import cause_of, what_is_missing
+from meshfeed.actors.run import NAMESPACE, Run, python_path, start
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
+from meshfeed.launch.words import plural
 from meshfeed.pipeline.data.agreement import agreed_digest
 from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.config import LEAF_PRESETS
-from meshfeed.pipeline.plan.errors import MeshfeedError
+from meshfeed.pipeline.plan.errors import MeshfeedError, StallError
 from meshfeed.pipeline.plan.mesh import MeshLayout
 from meshfeed.pipeline.plan.partition import AxisRoles, resolve
 from meshfeed.pipeline.plan.run_config import TRAIN, RunConfig
@@ -111,7 +113,7 @@ def simulate(
         progress.stage("waiting for the first batch")
         ray.get([h.connect.remote(run, feed) for h in hosts], timeout=config.timeout_seconds)
         report = Report(config, feed)
-        for records in _chunks(hosts, config, dump):
+        for records in _chunks(hosts, run, feed, dump, progress):
             _judge(report, records, config, feed)
             progress.steps(report, run.status() if progress.wants_status() else None)
         summaries: list[HostSummary] = ray.get([h.summary.remote() for h in hosts])
@@ -147,20 +149,40 @@ def _refuse_uneven(config: RunConfig, feed: str, layout: MeshLayout) -> None:
 
 
 def _chunks(
-    hosts: list[Any], config: RunConfig, dump: str | None
+    hosts: list[Any], run: Run, feed: str, dump: str | None, progress: Progress
 ) -> Iterator[list[list[StepRecord]]]:
     """The steps of all hosts, some at a time, until the feed ends."""
     count = 1
     while True:
         began = time.monotonic()
         calls = [h.steps.remote(count, dump) for h in hosts]
-        records: list[list[StepRecord]] = ray.get(calls, timeout=config.timeout_seconds + 60)
+        records: list[list[StepRecord]] = _answers(calls, run, feed, progress)
         if any(records):
             yield records
         if any(len(own) < count for own in records):
             return
         seconds = max(time.monotonic() - began, 1e-3)
         count = max(1, min(2 * count, round(count * _CHUNK_SECONDS / seconds)))
+
+
+def _answers(calls: list[Any], run: Run, feed: str, progress: Progress) -> list[Any]:
+    """What all hosts answer. What one fails with comes at once; long waiting is explained."""
+    began = said = time.monotonic()
+    waiting = calls
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
+        ray.get(done)
+        now = time.monotonic()
+        if now - began > run.config.timeout_seconds + 60:
+            raise StallError(f"answer of {plural(len(waiting), 'host')}", now - began, stage="step")
+        if waiting and now - said > run.config.stall_seconds:
+            said = now
+            late = ", ".join(str(i) for i, call in enumerate(calls) if call in waiting)
+            missing = what_is_missing(run.coordinator, feed)
+            progress.stage(
+                escape(f"stall: host {late}, no step for {now - began:.1f} s; {missing}")
+            )
+    return ray.get(calls)
 
 
 def _judge(report: Report, records: list[list[StepRecord]], config: RunConfig, feed: str) -> None:

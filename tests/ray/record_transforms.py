@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from typing import Any
 
@@ -33,11 +34,13 @@ def drop_multiples_of_7(record: dict[str, Any]) -> bool:
 
 
 @vectorized
-def dawdle_in_reader_0(table: pa.Table) -> pa.Table:
-    """50 ms for each window, as long as a certain file says which process is to be slow."""
-    path = os.environ.get("MESHFEED_TEST_SLOW", "")
-    if path and os.path.exists(path):
-        time.sleep(0.05)
+def stop_once(table: pa.Table) -> pa.Table:
+    """Changes nothing, but the first process to come here stops, as if it hung."""
+    try:
+        with open(os.environ["MESHFEED_TEST_STOP"], "x"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+    except FileExistsError:
+        pass
     return table
 
 

@@ -188,6 +188,8 @@ def test_case_03_padding_lies_at_the_end_and_weighs_nothing(
 ) -> None:
     with _feed(world_2x2, run, "eval/pad", mesh={"data": 2, "model": 2}) as feed:
         (step,) = feed.take(keep=("tokens", "segment_ids", "loss_weights", "targets", "positions"))
+    assert len(step.specs) == 5
+    assert all(spec.endswith("('data', None)") for spec in step.specs.values())
     assert step.rows == 7
     assert step.shape == (8, ROW)
     assert step.ids() == [i for i in range(7) for _ in range(ROW)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import yaml
 from ids_data import write_ids
 from plain_world import PlainWorld, WorldError
 
@@ -78,6 +81,38 @@ def test_case_08_a_reader_that_is_stopped_is_named_and_the_run_goes_on_after_it(
     assert float(found[4]) >= 1.5
     assert f"node0-reader0 (pid {pid})" in stalls[0]
     assert str(settings["data"][0]) in stalls[0]
+
+
+def test_case_08_simulate_says_who_it_waits_for(
+    settings: dict[str, Any], ray_environment: dict[str, str], baseline: list[int], tmp_path: Path
+) -> None:
+    own = settings | {"transforms": ["record_transforms:stop_once"], "hosts": 2, "readers": 1}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(own | {"stall_seconds": 1.0, "steps": 30}))
+    said = tmp_path / "said"
+    words = [sys.executable, "-m", "meshfeed.launch.cli", "simulate", str(config)]
+    words += ["--run-dir", str(tmp_path / "run")]
+    with said.open("wb") as sink:
+        process = subprocess.Popen(
+            words,
+            env=os.environ | ray_environment | {"MESHFEED_TEST_STOP": str(tmp_path / "stopped")},
+            stdout=sink,
+            stderr=sink,
+        )
+    try:
+        stall = _wait_for(lambda: re.search(r"stall: [^|]*", " ".join(said.read_text().split())))
+        found = re.search(
+            r"stall: host 0, 1, no step for .* \(pid (\d+)\) .* in transform", stall[0]
+        )
+        assert found is not None, stall[0]
+        assert str(settings["data"][0]) in stall[0].replace(" ", "")
+        os.kill(int(found[1]), signal.SIGCONT)
+        assert process.wait(timeout=LONG_S) == 0, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [s["digest"] for s in report["steps"]] == [f"{d:016x}" for d in baseline[:30]]
 
 
 def test_case_31_a_killed_reader_is_replaced_and_nothing_changes(
