@@ -179,10 +179,9 @@ def _answers(calls: list[Any], run: Run, feed: str, progress: Progress) -> list[
             said = now
             late = ", ".join(str(i) for i, call in enumerate(calls) if call in waiting)
             missing = what_is_missing(run.coordinator, feed)
-            progress.stage(
-                escape(f"stall: host {late}, no step for {now - began:.1f} s; {missing}")
-            )
-    return ray.get(calls)
+            line = f"stall: host {late}, no step for {now - began:.1f} s; {missing}"
+            progress.stage(escape(line))
+    return list(ray.get(calls))
 
 
 def _judge(report: Report, records: list[list[StepRecord]], config: RunConfig, feed: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import world_program
 
 from meshfeed.pipeline.data.agreement import BoxDigest, agreed_digest, join_boxes
@@ -240,6 +241,21 @@ class WorldFeed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all below it with SIGKILL, as the loss of a machine would."""
+    if process.poll() is None:
+        own = psutil.Process(process.pid)
+        family = [*own.children(recursive=True), own]
+        for one in family:
+            one.suspend()
+        for one in family:
+            one.kill()
+        psutil.wait_procs(family[:-1], timeout=30)
+    process.wait(timeout=30)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _together(parts: Sequence[dict[str, Any]]) -> GlobalStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import yaml
 from ids_data import write_ids
-from plain_world import PlainWorld, WorldError
+from plain_world import PlainWorld, WorldError, kill_all
 
 import s3_server
 from meshfeed.actors.run import Run
@@ -109,8 +110,7 @@ def test_case_08_simulate_says_who_it_waits_for(
         os.kill(int(found[1]), signal.SIGCONT)
         assert process.wait(timeout=LONG_S) == 0, said.read_text()
     finally:
-        process.kill()
-        process.wait()
+        kill_all(process)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [s["digest"] for s in report["steps"]] == [f"{d:016x}" for d in baseline[:30]]
 

@@ -15,7 +15,7 @@ import psutil
 import ray
 import yaml
 from ids_data import write_ids, write_many, write_texts
-from plain_world import PlainWorld
+from plain_world import PlainWorld, kill_all
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from meshfeed.actors.run import Run
@@ -189,7 +189,7 @@ def test_case_36_killed_all_at_once_and_started_again_three_times(
     for _ in range(3):
         process = _simulate(config, tmp_path / "killed", ray_environment, steps=10_000_000)
         _wait_until_longer(tmp_path / "killed" / "ledger" / "train.ledger", process)
-        _kill_all(process)
+        kill_all(process)
     again = _simulate(config, tmp_path / "killed", ray_environment, steps=40)
     digests = []
     for process, run_dir in ((again, tmp_path / "killed"), (beside, tmp_path / "beside")):
@@ -210,17 +210,6 @@ def _simulate(
     return subprocess.Popen(
         words, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-
-
-def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all below it with SIGKILL, as the loss of a machine would."""
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in family:
-        one.suspend()
-    for one in family:
-        one.kill()
-    process.communicate(timeout=30)
-    psutil.wait_procs(family, timeout=30)
 
 
 def _ours() -> set[str]:
