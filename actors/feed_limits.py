@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -52,12 +53,17 @@ def what_is_missing(coordinator: ActorHandle, feed: str) -> str:
     except ray.exceptions.RayError as error:
         return f"the coordinator gives no status: {error}"
     busy = [
-        f"{r['reader']} (pid {r['pid']}) {r['seconds']:.1f} s in {r['stage']} of {r['what']}"
+        f"{r['reader']} ({_process(r)}) {r['seconds']:.1f} s in {r['stage']} of {r['what']}"
         for r in status["readers"]
         if r.get("stage")
     ]
     needed = status["feeds"][feed].get("limiting_window")
     return f"window needed: {needed}; readers: {'; '.join(busy) or 'idle'}"
+
+
+def _process(reader: dict[str, Any]) -> str:
+    """Its process id; one that is only starting has none yet."""
+    return f"pid {reader['pid']}" if "pid" in reader else "not up yet"
 
 
 def cause_of(error: BaseException) -> BaseException:
