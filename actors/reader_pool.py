@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,17 @@ POISON_DEATHS = 3
 
 @dataclass(slots=True)
 class _Slot:
-    """A reader, how many windows it has been given, and since when it has the first of them."""
+    """A reader, the windows that it has been given, in order, and since when it has the first.
+
+    ``guilty`` is the one that it was at when it died, or the first if it never came up.
+    """
 
     name: str
     handle: ActorHandle
     life: int
-    busy: int = 0
+    given: list[WindowLease] = field(default_factory=list)
     since: float = 0.0
+    guilty: WindowLease | None = None
 
 
 class ReaderPool:
@@ -127,11 +131,11 @@ class ReaderPool:
         """
         entries = []
         now = time.time()
-        given = {slot.name: lease for slot, lease in reversed(list(self._running.values()))}
         for slot in self._slots:
             stage = self._stage(slot)
-            if "stage" not in stage and slot.name in given and slot.busy:
-                lease = given[slot.name]
+            given = list(slot.given)
+            if "stage" not in stage and given:
+                lease = given[0]
                 what = "source {}, epoch {}, window {}".format(*lease.key)
                 stage |= {"stage": "start", "feed": lease.feed, "what": what, "since": slot.since}
             since = stage.pop("since", now)
@@ -168,19 +172,18 @@ class ReaderPool:
 
     def _hand_out(self) -> None:
         while self._waiting:
-            slot = min(self._slots, key=lambda s: s.busy)
-            if slot.busy >= SLOTS_PER_READER:
+            slot = min(self._slots, key=lambda s: len(s.given))
+            if len(slot.given) >= SLOTS_PER_READER:
                 return
             lease = self._waiting.popleft()
-            slot.busy += 1
-            if slot.busy == 1:
+            if not slot.given:
                 slot.since = time.time()
+            slot.given.append(lease)
             self._running[slot.handle.run.remote(lease)] = (slot, lease)
 
     def _collect(self, result: Any) -> WindowReport | None:
         """What became of a window; None when it is to be run again."""
         slot, lease = self._running.pop(result)
-        slot.busy -= 1
         slot.since = time.time()
         name = (lease.feed, lease.key)
         try:
@@ -190,6 +193,7 @@ class ReaderPool:
             report = self._reader_died(slot, lease, error)
         except ray.exceptions.RayTaskError as error:
             report = WindowReport(feed=lease.feed, key=lease.key, reader=slot.name, error=error)
+        slot.given.remove(lease)
         if name in self._unwanted:
             self._unwanted.remove(name)
             block_path(self._folder, *name).unlink(missing_ok=True)
@@ -201,6 +205,8 @@ class ReaderPool:
     ) -> WindowReport | None:
         stage = self._stage(slot)
         if slot in self._slots:
+            was_idle = "pid" in stage and "stage" not in stage
+            slot.guilty = None if was_idle else slot.given[0]
             index = self._slots.index(slot)
             self._slots[index] = self._start(index, slot.life + 1)
             self._preparing.append(self._slots[index].handle.prepare.remote(self._specs))
@@ -208,8 +214,9 @@ class ReaderPool:
         name = (lease.feed, lease.key)
         if name in self._unwanted:
             return None
-        self._deaths[name] = self._deaths.get(name, 0) + 1
-        if self._deaths[name] < POISON_DEATHS:
+        if slot.guilty is lease:
+            self._deaths[name] = self._deaths.get(name, 0) + 1
+        if self._deaths.get(name, 0) < POISON_DEATHS:
             self._waiting.appendleft(lease)
             return None
         shard = str(stage.get("what", lease.key))
