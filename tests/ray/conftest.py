@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,14 +53,17 @@ def ray_address(ray_environment: dict[str, str]) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_environment.items():
             patch.setenv(name, value)
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=4,
-            object_store_memory=256 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-        )
+        with warnings.catch_warnings():
+            # Ray forks to start its processes, which go on to run other programs at once.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=4,
+                object_store_memory=256 << 20,
+                include_dashboard=False,
+                log_to_driver=False,
+            )
         try:
             yield ray.get_runtime_context().gcs_address
         finally:
