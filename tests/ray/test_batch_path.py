@@ -62,6 +62,7 @@ def test_each_host_fetches_what_it_needs_and_no_more(
         facts = feed.facts()
     assert len(set(taken)) == 1
     assert taken[0] >= 20
+    assert all(own["is_grain_iterator"] for own in facts)
     for own in facts:
         fetched = own["metrics"]["bytes_fetched"]
         assert own["needed"] <= fetched < 1.005 * own["needed"]
