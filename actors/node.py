@@ -165,7 +165,8 @@ class NodeServer:
     def _obey(self) -> None:
         """Asks the coordinator what to do, for as long as both live."""
         while not self._stopping.is_set():
-            update: NodeUpdate = ray.get(self._coordinator.node_turn.remote(self._node))
+            turn = self._coordinator.node_turn.remote(self._node)
+            update: NodeUpdate = ray.get(turn, timeout=self._timeout_s)
             with self._lock:
                 self._updates.append(update)
             self._wake.set()

@@ -116,7 +116,9 @@ def simulate(
         for records in _chunks(hosts, run, feed, dump, progress):
             _judge(report, records, config, feed)
             progress.steps(report, run.status() if progress.wants_status() else None)
-        summaries: list[HostSummary] = ray.get([h.summary.remote() for h in hosts])
+        summaries: list[HostSummary] = ray.get(
+            [h.summary.remote() for h in hosts], timeout=config.timeout_seconds
+        )
         ray.get([h.close.remote() for h in hosts], timeout=config.timeout_seconds)
         report.finish(run.status(), summaries, time.monotonic() - began)
         return report
@@ -173,7 +175,7 @@ def _answers(calls: list[Any], run: Run, feed: str, progress: Progress) -> list[
         done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=1.0)
         ray.get(done)
         now = time.monotonic()
-        if now - began > run.config.timeout_seconds + 60:
+        if waiting and now - began > run.config.timeout_seconds + 60:
             raise StallError(f"answer of {plural(len(waiting), 'host')}", now - began, stage="step")
         if waiting and now - said > run.config.stall_seconds:
             said = now

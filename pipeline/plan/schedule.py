@@ -221,11 +221,6 @@ class Schedule:
         """Rows of a source up to the end of its last window appended, from the run's first."""
         return self._rows[source].known
 
-    def rows_after(self, source: int, global_row: int) -> int:
-        """Rows of a source that are known and lie at ``global_row`` or behind."""
-        return self.drawn_limit(source) - int(self.drawn(global_row)[source])
-
-    @property
     def active(self) -> tuple[int, ...]:
         """The sources that give rows behind ``known_rows``, ascending; they only become fewer."""
         return self._segments[-1].active
