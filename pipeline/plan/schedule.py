@@ -221,6 +221,7 @@ class Schedule:
         """Rows of a source up to the end of its last window appended, from the run's first."""
         return self._rows[source].known
 
+    @property
     def active(self) -> tuple[int, ...]:
         """The sources that give rows behind ``known_rows``, ascending; they only become fewer."""
         return self._segments[-1].active

@@ -222,6 +222,7 @@ def test_rows_ahead_and_needs_say_how_much_is_known() -> None:
     assert schedule.limiting_source == 0
     append_next(schedule, sources, 0)
     append_next(schedule, sources, 1)
+    assert schedule.drawn_limit(0) == 6
     assert schedule.needed_at(0) == schedule.known_rows
     assert schedule.needed_at(1) > schedule.known_rows
     need = schedule.needed_at(1, extra_rows=2)
