@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshfeed.actors.fetching import Stretch
-from meshfeed.pipeline.data.leaves import derive
-from meshfeed.pipeline.data.recycle import RecycledMemory
+from meshfeed.pipeline.data.batches.leaves import derive
+from meshfeed.pipeline.data.memory import RecycledMemory
 from meshfeed.pipeline.plan.slices import HostSlice
 
 Parts = list[npt.NDArray[Any]]

@@ -22,9 +22,9 @@ from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget
 from meshfeed.pipeline.assemble.shardings import layout_of
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import name_leaves, named_dtypes
-from meshfeed.pipeline.data.regions import wire_nbytes
+from meshfeed.pipeline.data.batches.leaves import name_leaves, named_dtypes
+from meshfeed.pipeline.data.batches.regions import wire_nbytes
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.batch_plan import BatchPlan, plan_batch
 from meshfeed.pipeline.plan.config import LEAVES
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError

@@ -24,7 +24,7 @@ from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowRepo
 from meshfeed.actors.node import NodeServer
 from meshfeed.actors.node_desk import NodeDesk
 from meshfeed.actors.slice_checks import SliceDigest
-from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.errors import DataError, DisagreementError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey

@@ -14,7 +14,7 @@ from meshfeed.actors.event_log import EventLog
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
 from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.actors.slice_checks import SliceChecks, SliceDigest
-from meshfeed.pipeline.data.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed
 from meshfeed.pipeline.plan.config import Remainder
 from meshfeed.pipeline.plan.cursor import Cursor

@@ -14,8 +14,8 @@ import ray
 import xxhash
 
 from meshfeed.actors.messages import FeedUpdate, FetchRequest, Opening
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.regions import Region, region_nbytes, view_region
+from meshfeed.pipeline.data.batches.regions import Region, region_nbytes, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import DisagreementError, MeshfeedError

@@ -20,9 +20,9 @@ from ray.actor import ActorHandle
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reader_pool import ReaderPool
 from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block, spare_block
-from meshfeed.pipeline.data.blocks import RowBlock
-from meshfeed.pipeline.data.recycle import RecycledMemory
-from meshfeed.pipeline.data.regions import cut_region, region_nbytes
+from meshfeed.pipeline.data.batches.regions import cut_region, region_nbytes
+from meshfeed.pipeline.data.memory import RecycledMemory
+from meshfeed.pipeline.data.packing.blocks import RowBlock
 from meshfeed.pipeline.plan.errors import MeshfeedError, StallError
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.run_config import RunConfig

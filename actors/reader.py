@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from meshfeed.actors.messages import WindowLease, WindowReport
 from meshfeed.actors.shared_memory import BlockFile, StageFile, block_path
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.chunk_cache import ChunkCache
-from meshfeed.pipeline.data.rows import WindowRunner
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import WindowRunner
+from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.tokenizers import Tokenizer, load_tokenizer, use_one_thread
 from meshfeed.pipeline.plan.config import Engine, TokenizerConfig
 from meshfeed.pipeline.plan.errors import ChangedError

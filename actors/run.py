@@ -16,8 +16,8 @@ from ray.actor import ActorHandle
 
 from meshfeed.actors.coordinator import Coordinator
 from meshfeed.actors.feed_desk import feed_need
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.budget import check_budget, smallest_budget
 from meshfeed.pipeline.plan.errors import ConfigError, StallError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec

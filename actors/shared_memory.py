@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from meshfeed.pipeline.data.blocks import RowBlock
+from meshfeed.pipeline.data.packing.blocks import RowBlock
 from meshfeed.pipeline.plan.feed_state import WindowKey
 
 ROOT = Path("/dev/shm")

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from benchmarks import corpus, meter, shards
 from benchmarks.baselines import BATCH
-from meshfeed.pipeline.data.blocks import BlockFormat, RowBlock
-from meshfeed.pipeline.data.leaves import derive
-from meshfeed.pipeline.data.pack import pack
-from meshfeed.pipeline.data.regions import cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.batches.leaves import derive
+from meshfeed.pipeline.data.batches.regions import cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat, RowBlock
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan.config import LEAVES, Packing
 
 STEPS = 64

@@ -15,12 +15,12 @@ from meshfeed.actors.feed_desk import most_rows
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
 from meshfeed.launch.source_facts import least_budget, padding_line
 from meshfeed.launch.words import about, format_bytes, plural, plural_about, seconds, share
-from meshfeed.pipeline.data.outlook import outlook_of
-from meshfeed.pipeline.data.prepare import check_same
-from meshfeed.pipeline.data.run_folder import RunFolder
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.runs.outlook import outlook_of
+from meshfeed.pipeline.data.runs.prepare import check_same
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
+from meshfeed.pipeline.data.runs.survey import Survey, survey_source
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.storage import Storage
-from meshfeed.pipeline.data.survey import Survey, survey_source
 from meshfeed.pipeline.data.tokenizers import Tokenizer
 from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.budget import check_budget

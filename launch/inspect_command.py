@@ -20,8 +20,8 @@ from meshfeed.launch.scratch_run import prepared, survey_feed
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.source_facts import source_facts
 from meshfeed.launch.words import about, format_bytes, plural, share, table, tail
-from meshfeed.pipeline.data.source_reader import storage_of
-from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS, Survey
+from meshfeed.pipeline.data.runs.survey import SAMPLED_WINDOWS, Survey
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.plan.config import BadRecords, Overlong, Packing, SourceConfig
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.manifest import Unit

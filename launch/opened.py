@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 
 from meshfeed.launch.progress import Progress
-from meshfeed.pipeline.data.replay import Replay
+from meshfeed.pipeline.data.runs.replay import Replay
 from meshfeed.pipeline.plan.errors import ConfigError
 from meshfeed.pipeline.plan.run_config import TRAIN
 

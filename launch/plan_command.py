@@ -16,10 +16,10 @@ from meshfeed.launch.draw import draw_plan
 from meshfeed.launch.plan_data import print_data_plan
 from meshfeed.launch.settings import add_config_flags, mapping_from
 from meshfeed.launch.words import format_bytes
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES
-from meshfeed.pipeline.data.regions import region_nbytes
-from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS
+from meshfeed.pipeline.data.batches.leaves import DEFAULT_DTYPES
+from meshfeed.pipeline.data.batches.regions import region_nbytes
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.runs.survey import SAMPLED_WINDOWS
 from meshfeed.pipeline.plan.batch_plan import (
     BatchPlan,
     PartitionCost,

@@ -13,9 +13,9 @@ from meshfeed.launch.progress import Progress
 from meshfeed.launch.scratch_run import prepared, survey_feed
 from meshfeed.launch.source_facts import least_budget, source_facts
 from meshfeed.launch.words import format_bytes, plural, tail
-from meshfeed.pipeline.data.outlook import outlook_of
-from meshfeed.pipeline.data.source_reader import storage_of
-from meshfeed.pipeline.data.survey import Survey
+from meshfeed.pipeline.data.runs.outlook import outlook_of
+from meshfeed.pipeline.data.runs.survey import Survey
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.run_config import RunConfig

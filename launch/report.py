@@ -14,7 +14,7 @@ from rich.table import Table
 
 from meshfeed import __version__
 from meshfeed.launch.sim_host import HostSummary
-from meshfeed.pipeline.data.run_folder import write_whole
+from meshfeed.pipeline.data.runs.run_folder import write_whole
 from meshfeed.pipeline.plan.run_config import RunConfig
 
 

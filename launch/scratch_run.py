@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from meshfeed.launch.progress import Progress
-from meshfeed.pipeline.data.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.survey import Survey, survey_source
 from meshfeed.pipeline.data.storage import Storage
-from meshfeed.pipeline.data.survey import Survey, survey_source
 from meshfeed.pipeline.data.tokenizers import Tokenizer, load_tokenizer
 from meshfeed.pipeline.plan.config import Engine
 from meshfeed.pipeline.plan.feed_spec import FeedSpec

@@ -17,7 +17,7 @@ from rich.text import Text
 from meshfeed.launch.opened import add_run_flags, open_run
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.words import plural, tail
-from meshfeed.pipeline.data.replay import Replay, RowOrigin, SegmentOrigin
+from meshfeed.pipeline.data.runs.replay import Replay, RowOrigin, SegmentOrigin
 from meshfeed.pipeline.data.tokenizers import Tokenizer, load_tokenizer
 from meshfeed.pipeline.plan.config import Engine, TokenizerConfig
 from meshfeed.pipeline.plan.errors import ConfigError

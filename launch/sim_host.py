@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshfeed.actors.run import Run
-from meshfeed.pipeline.data.agreement import BoxDigest
+from meshfeed.pipeline.data.batches.agreement import BoxDigest
 from meshfeed.pipeline.plan.mesh import MeshLayout
 
 

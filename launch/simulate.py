@@ -26,7 +26,7 @@ from meshfeed.launch.report import Report, StepDigest
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
 from meshfeed.launch.words import plural
-from meshfeed.pipeline.data.agreement import agreed_digest
+from meshfeed.pipeline.data.batches.agreement import agreed_digest
 from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.config import LEAF_PRESETS
 from meshfeed.pipeline.plan.errors import MeshfeedError, StallError

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from meshfeed.actors.feed_desk import feed_need
 from meshfeed.launch.words import about, format_bytes, plural, plural_about, share
-from meshfeed.pipeline.data.outlook import MOST_PADDING, Outlook, outlook_of
-from meshfeed.pipeline.data.survey import Survey
+from meshfeed.pipeline.data.runs.outlook import MOST_PADDING, Outlook, outlook_of
+from meshfeed.pipeline.data.runs.survey import Survey
 from meshfeed.pipeline.plan.budget import smallest_budget
 from meshfeed.pipeline.plan.config import FeedConfig, Packing, Shuffle, SourceConfig
 from meshfeed.pipeline.plan.feed_spec import FeedSpec

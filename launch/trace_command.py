@@ -14,7 +14,7 @@ from rich.console import Console
 from meshfeed.launch.opened import add_run_flags, open_run
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.words import plural, table, tail
-from meshfeed.pipeline.data.replay import Replay, RowOrigin
+from meshfeed.pipeline.data.runs.replay import Replay, RowOrigin
 from meshfeed.pipeline.plan.errors import ConfigError
 
 

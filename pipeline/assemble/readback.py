@@ -1,7 +1,7 @@
 """The global batch as it lies on the devices, read back from there.
 
-Each process reads the boxes of its own devices; ``pipeline.data.agreement`` puts together what all
-of them found. Padding rows at the end of the batch lie outside.
+Each process reads the boxes of its own devices; ``pipeline.data.batches.agreement`` puts together
+what all of them found. Padding rows at the end of the batch lie outside.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshfeed.pipeline.assemble.shardings import box_of
-from meshfeed.pipeline.data.agreement import Box, BoxDigest
-from meshfeed.pipeline.data.digest import leaf_digest
+from meshfeed.pipeline.data.batches.agreement import Box, BoxDigest
+from meshfeed.pipeline.data.batches.digest import leaf_digest
 from meshfeed.pipeline.plan.errors import DisagreementError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshfeed.actors.connect import connect as connect
     from meshfeed.actors.run import start as start
-    from meshfeed.pipeline.data.replay import open as open
+    from meshfeed.pipeline.data.runs.replay import open as open
     from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
     from meshfeed.pipeline.plan.partition import DataPartitionType as DataPartitionType
     from meshfeed.pipeline.plan.run_config import RunConfig as RunConfig
@@ -24,7 +24,7 @@ _HOME = {
     "DataPartitionType": "meshfeed.pipeline.plan.partition",
     "connect": "meshfeed.actors.connect",
     "start": "meshfeed.actors.run",
-    "open": "meshfeed.pipeline.data.replay",
+    "open": "meshfeed.pipeline.data.runs.replay",
 }
 
 __all__ = [

@@ -12,8 +12,8 @@ import pytest
 from assemble_program import FIRST_ROW, SEQ_LEN, leaf_at
 from worlds import run_world
 
-from meshfeed.pipeline.data.agreement import BoxDigest, agreed_digest, join_boxes
-from meshfeed.pipeline.data.digest import combine, leaf_digest
+from meshfeed.pipeline.data.batches.agreement import BoxDigest, agreed_digest, join_boxes
+from meshfeed.pipeline.data.batches.digest import combine, leaf_digest
 from meshfeed.pipeline.plan.config import LEAVES
 from meshfeed.pipeline.plan.errors import DisagreementError
 

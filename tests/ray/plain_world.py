@@ -23,7 +23,7 @@ import numpy.typing as npt
 import psutil
 import world_program
 
-from meshfeed.pipeline.data.agreement import BoxDigest, agreed_digest, join_boxes
+from meshfeed.pipeline.data.batches.agreement import BoxDigest, agreed_digest, join_boxes
 
 LIMIT_S = 180.0
 """Longer than any answer takes, even where the machine is busy with other things."""

@@ -21,7 +21,7 @@ from ids_data import write_ids
 from plain_world import PlainWorld, WorldError
 
 from meshfeed.actors.run import Run
-from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
 
 ROW = 8
 """Tokens in a row of most feeds; a record of so many fills one."""

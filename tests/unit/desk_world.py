@@ -11,7 +11,7 @@ from typing import Any
 from meshfeed.actors.feed_desk import FeedDesk
 from meshfeed.actors.messages import WindowReport
 from meshfeed.actors.node_desk import NodeDesk
-from meshfeed.pipeline.data.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import smallest_budget
 from meshfeed.pipeline.plan.config import FeedConfig, OnEnd, Shuffle, SourceConfig
 from meshfeed.pipeline.plan.cursor import Cursor

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from meshfeed.pipeline.data.formats import read_chunk
-from meshfeed.pipeline.data.manifest_build import build_source_manifest
-from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec
+from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords, RecordSpec
+from meshfeed.pipeline.data.sources.manifest_build import build_source_manifest
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.config import Shuffle, SourceConfig
 from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.rows import WindowRows, WindowRunner
-from meshfeed.pipeline.data.run_folder import RunFolder
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import WindowRows, WindowRunner
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.tokenizers import load_tokenizer
 from meshfeed.pipeline.plan.config import Engine
 from meshfeed.pipeline.plan.feed_spec import FeedSpec

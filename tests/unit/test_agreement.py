@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfeed.pipeline.data.agreement import Box, BoxDigest, agreed_digest, join_boxes
-from meshfeed.pipeline.data.digest import leaf_digest
+from meshfeed.pipeline.data.batches.agreement import Box, BoxDigest, agreed_digest, join_boxes
+from meshfeed.pipeline.data.batches.digest import leaf_digest
 from meshfeed.pipeline.plan.errors import DisagreementError
 
 SHAPE = (8, 6)

@@ -3,8 +3,9 @@ import pickle
 import numpy as np
 import pytest
 
-from meshfeed.pipeline.data.blocks import ALIGNMENT, BlockFormat, RowBlock, aligned_empty, set_bits
-from meshfeed.pipeline.data.pack import pack
+from meshfeed.pipeline.data.memory import ALIGNMENT, aligned_empty
+from meshfeed.pipeline.data.packing.blocks import BlockFormat, RowBlock, set_bits
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 
 

@@ -13,7 +13,7 @@ from pyarrow import ipc
 from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.formats import read_chunk
-from meshfeed.pipeline.data.records import RecordSpec, describe_place
+from meshfeed.pipeline.data.formats.records import RecordSpec, describe_place
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import ChangedError, DataError
 

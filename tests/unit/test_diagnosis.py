@@ -17,9 +17,9 @@ from meshfeed.actors.messages import WindowReport
 from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.launch.diagnosis import diagnose, slow_readers, stage_shares
 from meshfeed.launch.status_command import render
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.rows import WindowRunner
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import WindowRunner
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.tokenizers import TokenBatch, Tokenizer, load_tokenizer
 from meshfeed.pipeline.plan.feed_state import WindowKey
 

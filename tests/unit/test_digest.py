@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfeed.pipeline.data import digest as digest_module
-from meshfeed.pipeline.data.digest import combine, hex_digest, leaf_digest
+from meshfeed.pipeline.data.batches import digest as digest_module
+from meshfeed.pipeline.data.batches.digest import combine, hex_digest, leaf_digest
 from meshfeed.pipeline.plan.errors import ConfigError
 
 

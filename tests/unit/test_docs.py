@@ -20,10 +20,10 @@ from doc_pages import DOCS, PAGES, Block, blocks, column, sections, tables
 from meshfeed.launch.checks import Level, check_run
 from meshfeed.launch.cli import COMMANDS
 from meshfeed.launch.settings import key_of
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import derive, named_dtypes
-from meshfeed.pipeline.data.pack import pack
-from meshfeed.pipeline.data.regions import cut_region, view_region
+from meshfeed.pipeline.data.batches.leaves import derive, named_dtypes
+from meshfeed.pipeline.data.batches.regions import cut_region, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan import errors
 from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.config import (

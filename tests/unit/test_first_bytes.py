@@ -15,9 +15,9 @@ import pytest
 from pyarrow import feather
 from windows_run import run_source
 
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.records import RecordSpec
-from meshfeed.pipeline.data.source_reader import first_records, storage_of
+from meshfeed.pipeline.data.formats.records import RecordSpec
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.sources.source_reader import first_records, storage_of
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.run_config import RunConfig

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from meshfeed.pipeline.data.gather import RecordPicker
+from meshfeed.pipeline.data.sources.gather import RecordPicker
 
 TEXTS = ["a", "", "bc", "äöü", "x" * 300, "last"]
 LISTS = [[1], [], [2, 3], [4, 5, 6], list(range(70)), [9]]

@@ -16,7 +16,7 @@ import yaml
 
 from meshfeed.launch.cli import main
 from meshfeed.launch.words import about, seconds, share, tail
-from meshfeed.pipeline.data.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
 from meshfeed.pipeline.plan.run_config import RunConfig
 
 LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 400, 900)]

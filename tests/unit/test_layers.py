@@ -45,6 +45,19 @@ LAYERS = (
 )
 """From the lowest to the highest; each may import itself and those before it."""
 
+DATA_ROOMS = (
+    "memory",
+    "storage",
+    "formats",
+    "sources",
+    "tokenizers",
+    "transforms",
+    "packing",
+    "batches",
+    "runs",
+)
+"""The rooms of ``pipeline/data``, from the lowest up; the same rule holds among them."""
+
 NEVER = {
     "meshfeed.pipeline.data": ("jax", "jaxlib", "ray"),
     "meshfeed.pipeline.assemble": ("ray",),
@@ -150,7 +163,7 @@ def test_imports_go_down_only(path: Path) -> None:
         ("meshfeed.pipeline.data.x", "if TYPE_CHECKING:\n    import jax", False),
         ("meshfeed.pipeline.data.x", "from ray.util import y", False),
         ("meshfeed.pipeline.data.x", "from meshfeed.pipeline.assemble.y import z", False),
-        ("meshfeed.pipeline.assemble.x", "import jax, meshfeed.pipeline.data.blocks", True),
+        ("meshfeed.pipeline.assemble.x", "import jax, meshfeed.pipeline.data.packing.blocks", True),
         ("meshfeed.pipeline.assemble.x", "import ray", False),
         ("meshfeed.actors.x", "import ray, jax, meshfeed.pipeline.assemble", True),
         ("meshfeed.actors.x", "import meshfeed.launch.cli", False),
@@ -160,6 +173,24 @@ def test_imports_go_down_only(path: Path) -> None:
 )
 def test_the_check_of_imports_sees(module: str, code: str, allowed: bool) -> None:
     assert (violations(module, module.rpartition(".")[0], ast.parse(code)) == []) == allowed
+
+
+def _room(name: str) -> int | None:
+    if not name.startswith("meshfeed.pipeline.data."):
+        return None
+    return DATA_ROOMS.index(name.removeprefix("meshfeed.pipeline.data.").split(".")[0])
+
+
+@pytest.mark.parametrize("path", _modules("pipeline/data"), ids=str)
+def test_the_rooms_of_data_import_downwards_only(path: Path) -> None:
+    module = _name_of(path)
+    level = _room(module)
+    upwards = [
+        f"line {line}: {name}"
+        for name, line in _imports(_tree(path), module)
+        if level is not None and (target := _room(name)) is not None and target > level
+    ]
+    assert upwards == []
 
 
 @pytest.mark.parametrize("path", EVERYWHERE, ids=str)

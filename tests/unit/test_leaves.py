@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfeed.pipeline.data import leaves as leaves_module
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.leaves import derive
-from meshfeed.pipeline.data.pack import pack
-from meshfeed.pipeline.data.regions import NO_BLOCK, cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.batches import leaves as leaves_module
+from meshfeed.pipeline.data.batches.leaves import derive
+from meshfeed.pipeline.data.batches.regions import NO_BLOCK, cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan.config import LEAVES, Packing
 from meshfeed.pipeline.plan.errors import ConfigError
 

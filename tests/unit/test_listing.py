@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfeed.pipeline.data.listing import glob_regex, list_shards
 from meshfeed.pipeline.data.storage import Storage
+from meshfeed.pipeline.data.storage.listing import glob_regex, list_shards
 from meshfeed.pipeline.plan.errors import ConfigError
 
 

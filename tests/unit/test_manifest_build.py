@@ -14,12 +14,12 @@ import pytest
 from pyarrow import feather
 from reading import QUICK, chunks_of, manifest_of, source_of, values_of
 
-from meshfeed.pipeline.data import manifest_build
 from meshfeed.pipeline.data.formats import format_of, read_chunk
 from meshfeed.pipeline.data.formats.base import Sample
-from meshfeed.pipeline.data.manifest_build import build_source_manifest
-from meshfeed.pipeline.data.records import RecordSpec
-from meshfeed.pipeline.data.sizes import choose_sizes, window_tokens
+from meshfeed.pipeline.data.formats.records import RecordSpec
+from meshfeed.pipeline.data.sources import manifest_build
+from meshfeed.pipeline.data.sources.manifest_build import build_source_manifest
+from meshfeed.pipeline.data.sources.sizes import choose_sizes, window_tokens
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.config import Shuffle
 from meshfeed.pipeline.plan.errors import ConfigError, DataError

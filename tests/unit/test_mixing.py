@@ -15,8 +15,8 @@ import zstandard
 from pyarrow import feather
 from windows_run import Ints, run_source, segments, with_sizes
 
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.run_config import RunConfig
 

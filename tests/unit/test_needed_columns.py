@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import meshfeed
-from meshfeed.pipeline.data.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
 from meshfeed.pipeline.data.transforms import needs, vectorized
 from meshfeed.pipeline.plan.run_config import RunConfig
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfeed.pipeline.data.blocks import BlockFormat, aligned_empty
-from meshfeed.pipeline.data.leaves import derive
-from meshfeed.pipeline.data.pack import pack
-from meshfeed.pipeline.data.regions import cut_region, view_region
+from meshfeed.pipeline.data.batches.leaves import derive
+from meshfeed.pipeline.data.batches.regions import cut_region, view_region
+from meshfeed.pipeline.data.memory import aligned_empty
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan.config import Overlong, Packing
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 

@@ -20,8 +20,8 @@ from windows_run import run_source
 
 from meshfeed.launch.cli import main
 from meshfeed.launch.plan_data import print_data_plan
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.survey import SAMPLED_WINDOWS
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.survey import SAMPLED_WINDOWS
 from meshfeed.pipeline.data.transforms import vectorized
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.run_config import RunConfig

@@ -8,8 +8,8 @@ import pytest
 
 from meshfeed.launch.plan_command import add_plan_command
 from meshfeed.launch.words import format_bytes
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.regions import region_nbytes
+from meshfeed.pipeline.data.batches.regions import region_nbytes
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from reading import QUICK, bad_of, chunks_of, manifest_of, places_of, source_of, values_of
 
 from meshfeed.pipeline.data.formats import read_records
+from meshfeed.pipeline.data.formats.records import RecordSpec
 from meshfeed.pipeline.data.formats.tf_example import parse_example
-from meshfeed.pipeline.data.records import RecordSpec
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import ConfigError, DataError, ReadError
 from meshfeed.pipeline.plan.manifest import Unit

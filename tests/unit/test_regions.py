@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.pack import pack
-from meshfeed.pipeline.data.regions import cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.batches.regions import cut_region, region_nbytes, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.pack import pack
 from meshfeed.pipeline.plan.errors import ConfigError
 
 FORMAT = BlockFormat(seq_len=16, token_dtype="uint16")

@@ -14,10 +14,10 @@ import pytest
 from small_runs import prepare_run, run_windows, write_ids
 
 import meshfeed
-from meshfeed.pipeline.data.digest import combine, leaf_digest
-from meshfeed.pipeline.data.leaves import DEFAULT_DTYPES, derive
-from meshfeed.pipeline.data.regions import cut_region, view_region
-from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.batches.digest import combine, leaf_digest
+from meshfeed.pipeline.data.batches.leaves import DEFAULT_DTYPES, derive
+from meshfeed.pipeline.data.batches.regions import cut_region, view_region
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError
 from meshfeed.pipeline.plan.ledger import LedgerEntry
 from meshfeed.pipeline.plan.schedule import Schedule

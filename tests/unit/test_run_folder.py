@@ -9,8 +9,8 @@ import pytest
 from small_runs import prepare_run, write_ids
 
 import meshfeed
-from meshfeed.pipeline.data.prepare import prepare_feeds
-from meshfeed.pipeline.data.run_folder import RunFolder
+from meshfeed.pipeline.data.runs.prepare import prepare_feeds
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.config import BadRecords
 from meshfeed.pipeline.plan.errors import ChangedError
 from meshfeed.pipeline.plan.manifest import ORDER_VERSION

@@ -14,8 +14,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from reading import QUICK, chunks_of, manifest_of, source_of, values_of
 
-from meshfeed.pipeline.data.cache import BoundedCache
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
+from meshfeed.pipeline.data.storage.cache import BoundedCache
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError, ReadError
 from s3_server import FailingServer, put, serving
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from meshfeed.pipeline.data.record_origins import Origins, RecordGenerator, record_seeds
-from meshfeed.pipeline.data.record_table import records_of, table_of
-from meshfeed.pipeline.data.records import BadRecord
+from meshfeed.pipeline.data.formats.records import BadRecord
 from meshfeed.pipeline.data.tokenizers import TokenBatch
-from meshfeed.pipeline.data.transform_apply import apply_to_records, apply_to_tokens
 from meshfeed.pipeline.data.transforms import load_transforms
+from meshfeed.pipeline.data.transforms.applying import apply_to_records, apply_to_tokens
+from meshfeed.pipeline.data.transforms.origins import Origins, RecordGenerator, record_seeds
+from meshfeed.pipeline.data.transforms.record_table import records_of, table_of
 from meshfeed.pipeline.plan.config import BadRecords
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 
@@ -439,7 +439,7 @@ def test_loading_does_not_import_jax(tmp_path):
     script = """
     import sys
     sys.path.insert(0, sys.argv[1])
-    from meshfeed.pipeline.data.transform_apply import apply_to_records
+    from meshfeed.pipeline.data.transforms.applying import apply_to_records
     from meshfeed.pipeline.data.transforms import load_transforms
     load_transforms(["plain_module:f"])
     print("jax" in sys.modules)

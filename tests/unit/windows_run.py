@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.rows import WindowRows, WindowRunner
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import WindowRows, WindowRunner
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import load_tokenizer
 from meshfeed.pipeline.plan.config import Engine

@@ -21,7 +21,7 @@ from meshfeed.pipeline.data.formats import (
 )
 from meshfeed.pipeline.data.formats.base import Sample
 from meshfeed.pipeline.data.formats.compressed import SUFFIXES, compression_of
-from meshfeed.pipeline.data.records import ChunkRecords, Ints, RecordSpec
+from meshfeed.pipeline.data.formats.records import ChunkRecords, Ints, RecordSpec
 from meshfeed.pipeline.data.storage import ShardFile, Storage
 from meshfeed.pipeline.plan.errors import ConfigError
 from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest, Unit

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from meshfeed.pipeline.data.backends import split_scheme
+from meshfeed.pipeline.data.formats.records import Ints
 from meshfeed.pipeline.data.formats.tf_example import parse_example
-from meshfeed.pipeline.data.records import Ints
 from meshfeed.pipeline.data.storage import Storage
+from meshfeed.pipeline.data.storage.backends import split_scheme
 from meshfeed.pipeline.plan.errors import ConfigError, DataError, ReadError
 
 # One record at a time, without reading ahead: the reader decides itself what it reads.

@@ -27,8 +27,7 @@ from meshfeed.pipeline.data.formats.arrow_layout import (
 )
 from meshfeed.pipeline.data.formats.base import Sample
 from meshfeed.pipeline.data.formats.pieces import PieceFile, Span, merge_spans, total
-from meshfeed.pipeline.data.formats.tail import read_footer
-from meshfeed.pipeline.data.records import (
+from meshfeed.pipeline.data.formats.records import (
     ChunkRecords,
     RecordSpec,
     empty_table,
@@ -36,6 +35,7 @@ from meshfeed.pipeline.data.records import (
     make_records,
     missing_column,
 )
+from meshfeed.pipeline.data.formats.tail import read_footer
 from meshfeed.pipeline.data.storage import ShardFile
 from meshfeed.pipeline.plan.errors import DataError
 from meshfeed.pipeline.plan.manifest import ChunkRef

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshfeed.pipeline.data.records import Ints
+from meshfeed.pipeline.data.formats.records import Ints
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.plan.errors import ConfigError, DataError, MeshfeedError
 

@@ -18,7 +18,7 @@ import pyarrow.json as pj
 
 from meshfeed.pipeline.data.formats.base import Sample
 from meshfeed.pipeline.data.formats.lines import Lines, place_unit, read_lines, sample_lines
-from meshfeed.pipeline.data.records import (
+from meshfeed.pipeline.data.formats.records import (
     BadRecord,
     ChunkRecords,
     Ints,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from meshfeed.pipeline.data.formats.compressed import Decompressor, compression_of
-from meshfeed.pipeline.data.records import BadRecord, Ints
+from meshfeed.pipeline.data.formats.records import BadRecord, Ints
 from meshfeed.pipeline.data.storage import ShardFile
 from meshfeed.pipeline.plan.manifest import ChunkRef
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshfeed.pipeline.data.formats.base import Sample
-from meshfeed.pipeline.data.formats.values import table_of
-from meshfeed.pipeline.data.records import (
+from meshfeed.pipeline.data.formats.records import (
     ChunkRecords,
     Ints,
     RecordSpec,
@@ -22,6 +21,7 @@ from meshfeed.pipeline.data.records import (
     make_records,
     missing_column,
 )
+from meshfeed.pipeline.data.formats.values import table_of
 
 _SAMPLE_RECORDS = 64
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from meshfeed.pipeline.data.records import BadRecord, Ints, RecordSpec
+from meshfeed.pipeline.data.formats.records import BadRecord, Ints, RecordSpec
 
 Value = str | bytes | np.ndarray[Any, Any] | list[int]
 

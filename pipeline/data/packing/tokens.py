@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, is_int_list
+from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords, is_int_list
 from meshfeed.pipeline.data.tokenizers import TextError, Tokenizer
 from meshfeed.pipeline.plan.config import SourceConfig
 from meshfeed.pipeline.plan.errors import ConfigError

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.records import ChunkRecords, is_int_list
-from meshfeed.pipeline.data.rows import Skipped, WindowRunner
+from meshfeed.pipeline.data.formats.records import ChunkRecords, is_int_list
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import Skipped, WindowRunner
+from meshfeed.pipeline.data.packing.tokens import RecordTokens
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import Tokenizer
-from meshfeed.pipeline.data.tokens import RecordTokens
 from meshfeed.pipeline.plan.config import BadRecords, Shuffle
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.manifest import SourceManifest, Unit

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from meshfeed.pipeline.data.recycle import RecycledMemory
+from meshfeed.pipeline.data.memory import RecycledMemory
 
 Ints = npt.NDArray[np.int64]
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.digest import combine, hex_digest, leaf_digest
-from meshfeed.pipeline.data.feed_replay import FeedReplay, moved
-from meshfeed.pipeline.data.leaves import derive, name_leaves, named_dtypes
-from meshfeed.pipeline.data.records import describe_place
-from meshfeed.pipeline.data.rows import WindowRows
-from meshfeed.pipeline.data.run_folder import RunFolder
-from meshfeed.pipeline.data.source_reader import storage_of
+from meshfeed.pipeline.data.batches.digest import combine, hex_digest, leaf_digest
+from meshfeed.pipeline.data.batches.leaves import derive, name_leaves, named_dtypes
+from meshfeed.pipeline.data.formats.records import describe_place
+from meshfeed.pipeline.data.packing.rows import WindowRows
+from meshfeed.pipeline.data.runs.feed_replay import FeedReplay, moved
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
+from meshfeed.pipeline.data.sources.source_reader import storage_of
 from meshfeed.pipeline.data.tokenizers import Tokenizer
 from meshfeed.pipeline.plan.config import LEAVES
 from meshfeed.pipeline.plan.errors import ConfigError

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from meshfeed.pipeline.data.backends import Entry, split_scheme
 from meshfeed.pipeline.data.storage import Storage
+from meshfeed.pipeline.data.storage.backends import Entry, split_scheme
 from meshfeed.pipeline.plan.errors import ConfigError
 
 _MAGIC = re.compile(r"[*?\[{]")

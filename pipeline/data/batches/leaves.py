@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.blocks import Bytes, aligned_empty, round_up
-from meshfeed.pipeline.data.regions import Region
+from meshfeed.pipeline.data.batches.regions import Region
+from meshfeed.pipeline.data.memory import Bytes, aligned_empty, round_up
 from meshfeed.pipeline.plan.config import LEAF_PRESETS, LEAVES
 from meshfeed.pipeline.plan.errors import ConfigError
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from meshfeed.pipeline.data.backends import (
+from meshfeed.pipeline.data.storage.backends import (
     ArrowBackend,
     Backend,
     Entry,
@@ -30,7 +30,7 @@ from meshfeed.pipeline.data.backends import (
     s3_filesystem,
     split_scheme,
 )
-from meshfeed.pipeline.data.cache import BoundedCache
+from meshfeed.pipeline.data.storage.cache import BoundedCache
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError, MeshfeedError, ReadError
 
 T = TypeVar("T")

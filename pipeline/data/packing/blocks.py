@@ -27,11 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshfeed.pipeline.data.memory import ALIGNMENT, Bytes, aligned_empty, round_up
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
-
-ALIGNMENT = 64
-"""Bytes. JAX takes 64-byte aligned memory over without a copy, and it is a cache line."""
 
 _MAGIC = b"meshrows"
 _VERSION = 1
@@ -39,24 +37,6 @@ _HEADER = struct.Struct("<8sIIQHH")
 _DTYPES: dict[str, int] = {"uint16": 1, "int32": 2}
 
 _BIT = np.left_shift(1, np.arange(8)).astype(np.uint8)
-
-Bytes = npt.NDArray[np.uint8]
-
-
-def round_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
-    """The next multiple of ``alignment``."""
-    return -(-nbytes // alignment) * alignment
-
-
-def aligned_empty(nbytes: int) -> Bytes:
-    """A new uninitialized buffer [nbytes] uint8 at a multiple of 64 bytes (numpy gives 16)."""
-    return aligned_view(np.empty(nbytes + ALIGNMENT, np.uint8), nbytes)
-
-
-def aligned_view(owner: Bytes, nbytes: int) -> Bytes:
-    """The first ``nbytes`` at a multiple of 64 bytes in memory of at least 64 bytes more."""
-    skip = -owner.__array_interface__["data"][0] % ALIGNMENT
-    return owner[skip : skip + nbytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from meshfeed.pipeline.data.backends import Entry
 from meshfeed.pipeline.data.formats import FORMATS, Format, format_of, grain, resolve_format
 from meshfeed.pipeline.data.formats.base import Sample
 from meshfeed.pipeline.data.formats.compressed import compression_of
 from meshfeed.pipeline.data.formats.random_access import RecordShard, sample
-from meshfeed.pipeline.data.listing import Listing, list_shards
-from meshfeed.pipeline.data.records import RecordSpec
-from meshfeed.pipeline.data.sizes import choose_sizes
+from meshfeed.pipeline.data.formats.records import RecordSpec
+from meshfeed.pipeline.data.sources.sizes import choose_sizes
 from meshfeed.pipeline.data.storage import ShardFile, Storage
+from meshfeed.pipeline.data.storage.backends import Entry
+from meshfeed.pipeline.data.storage.listing import Listing, list_shards
 from meshfeed.pipeline.plan.config import Shuffle, SourceConfig
 from meshfeed.pipeline.plan.errors import ConfigError
 from meshfeed.pipeline.plan.manifest import Shard, SourceManifest, Unit

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.fits import Ints, best_fit, first_fit
+from meshfeed.pipeline.data.packing.fits import Ints, best_fit, first_fit
 from meshfeed.pipeline.plan.config import Packing
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import xxhash
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.cache import BoundedCache
-from meshfeed.pipeline.data.manifest_build import sampled_digest
-from meshfeed.pipeline.data.regions import NO_BLOCK, Region, cut_region, view_region
-from meshfeed.pipeline.data.rows import WindowRows, WindowRunner
+from meshfeed.pipeline.data.batches.regions import NO_BLOCK, Region, cut_region, view_region
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.rows import WindowRows, WindowRunner
+from meshfeed.pipeline.data.sources.manifest_build import sampled_digest
 from meshfeed.pipeline.data.storage import Storage
+from meshfeed.pipeline.data.storage.cache import BoundedCache
 from meshfeed.pipeline.data.tokenizers import Tokenizer, load_tokenizer
 from meshfeed.pipeline.plan.config import Engine, Remainder
 from meshfeed.pipeline.plan.errors import ChangedError, ConfigError

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.blocks import BlockFormat
-from meshfeed.pipeline.data.chunk_cache import ChunkCache
-from meshfeed.pipeline.data.pack import Allocate, Packed, pack
-from meshfeed.pipeline.data.record_origins import Origins
-from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec
-from meshfeed.pipeline.data.source_reader import SourceReader
+from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords, RecordSpec
+from meshfeed.pipeline.data.packing.blocks import BlockFormat
+from meshfeed.pipeline.data.packing.pack import Allocate, Packed, pack
+from meshfeed.pipeline.data.packing.tokens import RecordTokens, record_tokens
+from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache
+from meshfeed.pipeline.data.sources.source_reader import SourceReader
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import TokenBatch, Tokenizer
-from meshfeed.pipeline.data.tokens import RecordTokens, record_tokens
-from meshfeed.pipeline.data.transform_apply import apply_to_records, apply_to_tokens
 from meshfeed.pipeline.data.transforms import Stage, load_transforms
+from meshfeed.pipeline.data.transforms.applying import apply_to_records, apply_to_tokens
+from meshfeed.pipeline.data.transforms.origins import Origins
 from meshfeed.pipeline.plan.config import BadRecords, FeedConfig, SourceConfig
 from meshfeed.pipeline.plan.manifest import SourceManifest
 from meshfeed.pipeline.plan.windows import EpochWindows, Window

@@ -25,14 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.blocks import (
-    BlockFormat,
-    Bytes,
-    RowBlock,
-    aligned_empty,
-    bitmap_bytes,
-    round_up,
-)
+from meshfeed.pipeline.data.memory import Bytes, aligned_empty, round_up
+from meshfeed.pipeline.data.packing.blocks import BlockFormat, RowBlock, bitmap_bytes
 from meshfeed.pipeline.plan.errors import ConfigError
 
 NO_BLOCK = -1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshfeed.pipeline.data.survey import Survey
+from meshfeed.pipeline.data.runs.survey import Survey
 from meshfeed.pipeline.plan.config import Packing, Shuffle
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.mixing import MIXED_ROWS, expected_mixing

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from meshfeed.pipeline.data.record_origins import Ints, Origins
-from meshfeed.pipeline.data.records import BadRecord, is_int_list, is_text
+from meshfeed.pipeline.data.formats.records import BadRecord, is_int_list, is_text
 from meshfeed.pipeline.data.tokenizers.base import TokenBatch
-from meshfeed.pipeline.data.transform_run import Transformed, TransformRun
 from meshfeed.pipeline.data.transforms import Stage, TransformChain
+from meshfeed.pipeline.data.transforms.origins import Ints, Origins
+from meshfeed.pipeline.data.transforms.running import Transformed, TransformRun
 from meshfeed.pipeline.plan.config import BadRecords
 from meshfeed.pipeline.plan.errors import ConfigError
 

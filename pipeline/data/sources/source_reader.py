@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from meshfeed.pipeline.data.chunk_cache import ChunkCache, Make
 from meshfeed.pipeline.data.formats import read_chunk, read_records
-from meshfeed.pipeline.data.gather import RecordPicker
-from meshfeed.pipeline.data.records import BadRecord, ChunkRecords, RecordSpec, empty_table
+from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords, RecordSpec, empty_table
+from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache, Make
+from meshfeed.pipeline.data.sources.gather import RecordPicker
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest, Unit
 from meshfeed.pipeline.plan.run_config import RunConfig

@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from meshfeed.pipeline.data.manifest_build import build_source_manifest
-from meshfeed.pipeline.data.records import RecordSpec, is_int_list
-from meshfeed.pipeline.data.run_folder import RunFolder
-from meshfeed.pipeline.data.sizes import window_tokens
-from meshfeed.pipeline.data.source_reader import first_records, storage_of
+from meshfeed.pipeline.data.formats.records import RecordSpec, is_int_list
+from meshfeed.pipeline.data.runs.run_folder import RunFolder
+from meshfeed.pipeline.data.sources.manifest_build import build_source_manifest
+from meshfeed.pipeline.data.sources.sizes import window_tokens
+from meshfeed.pipeline.data.sources.source_reader import first_records, storage_of
 from meshfeed.pipeline.data.storage import Storage
 from meshfeed.pipeline.data.tokenizers import EngineChoice, choose_engine
 from meshfeed.pipeline.data.transforms import Stage, load_transforms

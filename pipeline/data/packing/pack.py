@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.blocks import BlockFormat, RowBlock, set_bits
-from meshfeed.pipeline.data.fits import Ints
-from meshfeed.pipeline.data.pieces import Pieces, cut_stream, place_records
+from meshfeed.pipeline.data.packing.blocks import BlockFormat, RowBlock, set_bits
+from meshfeed.pipeline.data.packing.fits import Ints
+from meshfeed.pipeline.data.packing.pieces import Pieces, cut_stream, place_records
 from meshfeed.pipeline.plan.config import Overlong, Packing
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from meshfeed.pipeline.data import transforms
-from meshfeed.pipeline.data.record_origins import Origins, RecordGenerator, record_seeds
-from meshfeed.pipeline.data.record_table import records_of, table_of
-from meshfeed.pipeline.data.records import BadRecord
+from meshfeed.pipeline.data.formats.records import BadRecord
 from meshfeed.pipeline.data.transforms import RECORD_INDEX, Record, Transform, TransformChain
+from meshfeed.pipeline.data.transforms.origins import Origins, RecordGenerator, record_seeds
+from meshfeed.pipeline.data.transforms.record_table import records_of, table_of
 from meshfeed.pipeline.plan.config import BadRecords
 from meshfeed.pipeline.plan.errors import ConfigError, DataError, MeshfeedError
 

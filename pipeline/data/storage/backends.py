@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from meshfeed.pipeline.data.cache import BoundedCache
+from meshfeed.pipeline.data.storage.cache import BoundedCache
 from meshfeed.pipeline.plan.errors import ConfigError
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")

@@ -3,8 +3,7 @@ import gc
 import jax
 import numpy as np
 
-from meshfeed.pipeline.data.blocks import ALIGNMENT
-from meshfeed.pipeline.data.recycle import RecycledMemory
+from meshfeed.pipeline.data.memory import ALIGNMENT, RecycledMemory
 
 
 def address(array):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.pipeline.data.digest import combine
+from meshfeed.pipeline.data.batches.digest import combine
 from meshfeed.pipeline.plan.errors import DisagreementError
 
 Box = tuple[int, int, int, int]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from meshfeed.pipeline.data.records import BadRecord, ChunkRecords
+from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords
 
 _SHARD, _PLACE = "__shard", "__place"
 

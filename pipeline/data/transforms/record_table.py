@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from meshfeed.pipeline.data.records import is_int_list, is_text
+from meshfeed.pipeline.data.formats.records import is_int_list, is_text
 
 Record = dict[str, Any]
 

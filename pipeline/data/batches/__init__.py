@@ -1,0 +1,1 @@
+"""From row blocks to batches: regions on the wire, leaves, digests."""

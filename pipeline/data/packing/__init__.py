@@ -1,0 +1,1 @@
+"""From records to row blocks: tokens, packing, and the windows that are made of them."""

@@ -1,0 +1,1 @@
+"""What belongs to a whole run: its preparation, its folder, its replay, its outlook."""
