@@ -15,9 +15,9 @@ import numpy as np
 from grain import DatasetIterator
 from jax.sharding import Mesh, NamedSharding
 
-from meshfeed.actors.batches import BatchMaker
-from meshfeed.actors.feed_limits import FeedLimits
-from meshfeed.actors.host_feed import HostFeed
+from meshfeed.actors.host.batches import BatchMaker
+from meshfeed.actors.host.feed_limits import FeedLimits
+from meshfeed.actors.host.host_feed import HostFeed
 from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget

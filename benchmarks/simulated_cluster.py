@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshfeed.actors.feed_desk import FeedDesk
+from meshfeed.actors.control.feed_desk import FeedDesk
+from meshfeed.actors.control.node_desk import NodeDesk
 from meshfeed.actors.messages import NodeUpdate, WindowReport
-from meshfeed.actors.node_desk import NodeDesk
 from meshfeed.actors.slice_checks import CHECK_EVERY, SliceDigest
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import FeedState, WindowKey

@@ -1,8 +1,8 @@
 """Why training waits for data: read from what a run says of itself. Pure: status in, lines out.
 
-A host that waits says for which stage of its own (see ``actors.waiting``). Where that is ``grant``,
-rows are missing, and the stages of readers say why: which takes the time, for which source, and
-whether one reader is slower than the others.
+A host that waits says for which stage of its own (see ``actors.host.waiting``). Where that is
+``grant``, rows are missing, and the stages of readers say why: which takes the time, for which
+source, and whether one reader is slower than the others.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from rich.markup import escape
 
-from meshfeed.actors.feed_limits import cause_of, what_is_missing
+from meshfeed.actors.host.feed_limits import cause_of, what_is_missing
 from meshfeed.actors.run import NAMESPACE, Run, python_path, start
 from meshfeed.launch.demo import prepare_demo
 from meshfeed.launch.progress import Progress

@@ -18,8 +18,8 @@ from ids_data import write_ids, write_many, write_texts
 from plain_world import PlainWorld, kill_all
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from meshfeed.actors.reading.shared_memory import ROOT
 from meshfeed.actors.run import Run
-from meshfeed.actors.shared_memory import ROOT
 
 LONG_S = 100.0
 """Far longer than anything here takes on a busy machine: it tells a hang from work."""

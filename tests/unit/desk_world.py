@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshfeed.actors.feed_desk import FeedDesk
+from meshfeed.actors.control.feed_desk import FeedDesk
+from meshfeed.actors.control.node_desk import NodeDesk
 from meshfeed.actors.messages import WindowReport
-from meshfeed.actors.node_desk import NodeDesk
 from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import smallest_budget
 from meshfeed.pipeline.plan.config import FeedConfig, OnEnd, Shuffle, SourceConfig

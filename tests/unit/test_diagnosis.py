@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from small_runs import prepare_run
 
-from meshfeed.actors.feed_desk import SourceTally
+from meshfeed.actors.control.feed_desk import SourceTally
+from meshfeed.actors.control.reader_times import ReaderTally
 from meshfeed.actors.messages import WindowReport
-from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.launch.diagnosis import diagnose, slow_readers, stage_shares
 from meshfeed.launch.status_command import render
 from meshfeed.pipeline.data.packing.blocks import BlockFormat

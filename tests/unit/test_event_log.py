@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfeed.actors.event_log import EventLog
+from meshfeed.actors.control.event_log import EventLog
 from meshfeed.pipeline.plan.feed_state import WindowKey
 
 

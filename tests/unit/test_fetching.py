@@ -5,7 +5,7 @@ import random
 import numpy as np
 from desk_world import DeskWorld, spec_of
 
-from meshfeed.actors.fetching import Fetcher
+from meshfeed.actors.host.fetching import Fetcher
 from meshfeed.actors.messages import FeedUpdate, Opening
 from meshfeed.pipeline.plan.batch_plan import plan_batch
 from meshfeed.pipeline.plan.config import LEAVES

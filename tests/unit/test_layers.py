@@ -45,18 +45,21 @@ LAYERS = (
 )
 """From the lowest to the highest; each may import itself and those before it."""
 
-DATA_ROOMS = (
-    "memory",
-    "storage",
-    "formats",
-    "sources",
-    "tokenizers",
-    "transforms",
-    "packing",
-    "batches",
-    "runs",
-)
-"""The rooms of ``pipeline/data``, from the lowest up; the same rule holds among them."""
+ROOMS = {
+    "meshfeed.pipeline.data": (
+        "memory",
+        "storage",
+        "formats",
+        "sources",
+        "tokenizers",
+        "transforms",
+        "packing",
+        "batches",
+        "runs",
+    ),
+    "meshfeed.actors": ("slice_checks", "messages", "reading", "control", "host", "..."),
+}
+"""The rooms of a layer, from the lowest up; the same rule holds among them. ``...``: all others."""
 
 NEVER = {
     "meshfeed.pipeline.data": ("jax", "jaxlib", "ray"),
@@ -175,20 +178,26 @@ def test_the_check_of_imports_sees(module: str, code: str, allowed: bool) -> Non
     assert (violations(module, module.rpartition(".")[0], ast.parse(code)) == []) == allowed
 
 
-def _room(name: str) -> int | None:
-    if not name.startswith("meshfeed.pipeline.data."):
+def _room(name: str, layer: str) -> int | None:
+    if not name.startswith(f"{layer}."):
         return None
-    return DATA_ROOMS.index(name.removeprefix("meshfeed.pipeline.data.").split(".")[0])
+    rooms = ROOMS[layer]
+    room = name.removeprefix(f"{layer}.").split(".")[0]
+    return rooms.index(room if "..." not in rooms or room in rooms else "...")
 
 
-@pytest.mark.parametrize("path", _modules("pipeline/data"), ids=str)
-def test_the_rooms_of_data_import_downwards_only(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layer", "path"),
+    [(layer, p) for layer in ROOMS for p in MODULES if _within(_name_of(p), layer)],
+    ids=str,
+)
+def test_the_rooms_of_a_layer_import_downwards_only(layer: str, path: Path) -> None:
     module = _name_of(path)
-    level = _room(module)
+    level = _room(module, layer)
     upwards = [
         f"line {line}: {name}"
         for name, line in _imports(_tree(path), module)
-        if level is not None and (target := _room(name)) is not None and target > level
+        if level is not None and (target := _room(name, layer)) is not None and target > level
     ]
     assert upwards == []
 

@@ -1,7 +1,7 @@
 """Every node hears once of each window that it is to run or to forget."""
 
+from meshfeed.actors.control.node_desk import NodeDesk
 from meshfeed.actors.messages import WindowReport
-from meshfeed.actors.node_desk import NodeDesk
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.leasing import Lease
 

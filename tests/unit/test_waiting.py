@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshfeed.actors.waiting import Waiting
+from meshfeed.actors.host.waiting import Waiting
 
 
 class Clock:

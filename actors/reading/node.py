@@ -18,8 +18,8 @@ import xxhash
 from ray.actor import ActorHandle
 
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
-from meshfeed.actors.reader_pool import ReaderPool
-from meshfeed.actors.shared_memory import NodeFolder, block_path, open_block, spare_block
+from meshfeed.actors.reading.reader_pool import ReaderPool
+from meshfeed.actors.reading.shared_memory import NodeFolder, block_path, open_block, spare_block
 from meshfeed.pipeline.data.batches.regions import cut_region, region_nbytes
 from meshfeed.pipeline.data.memory import RecycledMemory
 from meshfeed.pipeline.data.packing.blocks import RowBlock

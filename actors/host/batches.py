@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshfeed.actors.fetching import Stretch
+from meshfeed.actors.host.fetching import Stretch
 from meshfeed.pipeline.data.batches.leaves import derive
 from meshfeed.pipeline.data.memory import RecycledMemory
 from meshfeed.pipeline.plan.slices import HostSlice

@@ -18,11 +18,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from meshfeed.actors.feed_desk import FeedDesk
-from meshfeed.actors.membership import Joining
+from meshfeed.actors.control.feed_desk import FeedDesk
+from meshfeed.actors.control.membership import Joining
+from meshfeed.actors.control.node_desk import NodeDesk
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport
-from meshfeed.actors.node import NodeServer
-from meshfeed.actors.node_desk import NodeDesk
+from meshfeed.actors.reading.node import NodeServer
 from meshfeed.actors.slice_checks import SliceDigest
 from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.errors import DataError, DisagreementError, MeshfeedError

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any
 
-from meshfeed.actors.event_log import EventLog
+from meshfeed.actors.control.event_log import EventLog
+from meshfeed.actors.control.reader_times import ReaderTally
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
-from meshfeed.actors.reader_times import ReaderTally
 from meshfeed.actors.slice_checks import SliceChecks, SliceDigest
 from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from meshfeed.actors.messages import WindowLease, WindowReport
-from meshfeed.actors.shared_memory import BlockFile, StageFile, block_path
+from meshfeed.actors.reading.shared_memory import BlockFile, StageFile, block_path
 from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.data.packing.rows import WindowRunner
 from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache

@@ -21,12 +21,12 @@ from typing import Generic, TypeVar
 import ray
 from ray.actor import ActorHandle
 
-from meshfeed.actors.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
-from meshfeed.actors.fetching import Fetcher, Stretch
-from meshfeed.actors.handoff import Handoff
+from meshfeed.actors.host.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
+from meshfeed.actors.host.fetching import Fetcher, Stretch
+from meshfeed.actors.host.handoff import Handoff
+from meshfeed.actors.host.waiting import Waiting
 from meshfeed.actors.messages import FeedUpdate, Opening
 from meshfeed.actors.slice_checks import CHECK_EVERY, SliceDigest
-from meshfeed.actors.waiting import Waiting
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError

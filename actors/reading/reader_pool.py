@@ -14,8 +14,8 @@ import ray
 from ray.actor import ActorHandle
 
 from meshfeed.actors.messages import WindowLease, WindowReport
-from meshfeed.actors.reader import Reader
-from meshfeed.actors.shared_memory import StageFile, block_path
+from meshfeed.actors.reading.reader import Reader
+from meshfeed.actors.reading.shared_memory import StageFile, block_path
 from meshfeed.pipeline.plan.errors import ReadError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey

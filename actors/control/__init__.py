@@ -1,0 +1,1 @@
+"""The coordinator: which windows run where, what hosts may take, and the ledgers."""
