@@ -11,6 +11,7 @@
     ├── StallError         a wait ran past its limit: names generation, host, stage, shard
     ├── StaleGenerationError  a message of an older generation
     ├── DisagreementError  hosts of one slice group, or two runs of one window, differ
+    ├── MissingStateError  a part of the live state lies nowhere: names the leaf and the part
     └── FeedError          another part of the run failed; carries that part's own message
 
 All of them survive pickling, since they cross Ray and process boundaries.
@@ -138,6 +139,18 @@ class StaleGenerationError(MeshfeedError):
 
 class DisagreementError(MeshfeedError):
     """Two copies of what must be the same bytes differ."""
+
+
+class MissingStateError(MeshfeedError):
+    """A part of the live state lies on no node any more."""
+
+    def __init__(self, leaf: str, box: str, host: str) -> None:
+        self.leaf = leaf
+        self.box = box
+        self.host = host
+        super().__init__(
+            f"no vault holds {leaf}{box}, which host {host} needs. Restore the last checkpoint"
+        )
 
 
 class FeedError(MeshfeedError):
