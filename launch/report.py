@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Report:
         self.feed = feed
         self.steps: list[StepDigest] = []
         self.disagreements: list[dict[str, Any]] = []
+        self.losses: dict[int, float] = {}
         self._config = config
         self._began = time.monotonic()
         self._first: float | None = None
@@ -63,6 +65,11 @@ class Report:
         if self._first is None:
             self._first = time.monotonic()
         self.steps.append(step)
+
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What the trainer reported of a step; one that was taken again counts as it was last."""
+        if "loss" in metrics:
+            self.losses[step] = metrics["loss"]
 
     def disagree(self, step: int, how: str) -> None:
         """Hosts did not have the same batch."""
@@ -109,6 +116,7 @@ class Report:
         path = run_dir / "report.json"
         plain = {"steps": [asdict(step) for step in self.steps]} | self._rest
         plain["disagreements"] = self.disagreements
+        plain["losses"] = [self.losses.get(step.step) for step in self.steps]
         write_whole(path, json.dumps(plain, indent=1))
         return path
 

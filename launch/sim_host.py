@@ -61,6 +61,8 @@ class SimHost:
         """Joins the world and lays the mesh over its devices."""
         import jax
 
+        from meshfeed.pipeline.assemble.shardings import mesh_of
+
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         jax.distributed.initialize(
@@ -138,14 +140,3 @@ class SimHost:
         if self._index == 0:
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(folder / f"step-{step:06d}.npz", allow_pickle=False, **whole)
-
-
-def mesh_of(layout: MeshLayout) -> Any:
-    """The mesh whose device at each position is one of the process that the layout says."""
-    import jax
-
-    by_process: dict[int, list[Any]] = {}
-    for device in sorted(jax.devices(), key=lambda d: d.id):
-        by_process.setdefault(device.process_index, []).append(device)
-    order = [by_process[p].pop(0) for p in layout.process_of_device.tolist()]
-    return jax.sharding.Mesh(np.array(order).reshape(layout.shape), layout.axis_names)

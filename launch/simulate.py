@@ -56,6 +56,12 @@ def add_simulate_command(commands: Any) -> None:
         metavar="DIR",
         help="write the global arrays of every step there as step-000000.npz",
     )
+    parser.add_argument(
+        "--train",
+        metavar="MODULE:FUNCTION",
+        help="train with this function, which is given a job, in the place of only reading; "
+        "a file may be named as well: train.py:function",
+    )
     parser.set_defaults(run=run_simulate)
 
 
@@ -65,11 +71,24 @@ def run_simulate(args: argparse.Namespace) -> int:
     demo = not args.config and not args.data
     defaults = _demo_settings(progress) if demo else {}
     config = config_from(args, **defaults)
-    report = simulate(config, feed=args.feed, dump=args.dump, progress=progress)
+    if args.train:
+        report = _train(config, args, progress)
+    else:
+        report = simulate(config, feed=args.feed, dump=args.dump, progress=progress)
     path = report.write(Path(config.run_dir))
     progress.close()
     report.show(path)
     return 0 if report.agreed else 1
+
+
+def _train(config: RunConfig, args: argparse.Namespace, progress: Progress) -> Report:
+    from meshfeed.launch.simulate_train import simulate_training
+
+    _start_ray(config)
+    try:
+        return simulate_training(config, args.feed, args.train, progress)
+    finally:
+        ray.shutdown()
 
 
 def simulate(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
@@ -20,6 +23,23 @@ def layout_of(mesh: Mesh) -> MeshLayout:
         shape=mesh.devices.shape,
         process_of_device=np.array(owners, dtype=np.int32),
     )
+
+
+def mesh_of(layout: MeshLayout) -> Mesh:
+    """The mesh whose device at each position is one of the process that the layout says.
+
+    Raises:
+        ConfigError: a process has fewer devices than the layout gives it.
+    """
+    by_process: dict[int, list[Any]] = {}
+    for device in sorted(jax.devices(), key=lambda d: d.id):
+        by_process.setdefault(device.process_index, []).append(device)
+    order = []
+    for process in layout.process_of_device.tolist():
+        if not by_process.get(process):
+            raise ConfigError("mesh", f"{layout}: process {process} has too few devices for it")
+        order.append(by_process[process].pop(0))
+    return Mesh(np.array(order).reshape(layout.shape), layout.axis_names)
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:

@@ -1,0 +1,1 @@
+"""Elastic training: trainer hosts, their vaults, and the coordinator that resizes a live run."""

@@ -1,0 +1,200 @@
+"""One trainer host: an actor whose process takes part in the world of each of its generations.
+
+A *control* side answers calls at any time, also while training is stuck in a collective; a
+*training* thread runs ``train(job)``, once for each generation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshfeed.actors.elastic.messages import Beat, Membership, Phase
+from meshfeed.actors.elastic.progress import Progress
+from meshfeed.pipeline.plan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from meshfeed.actors.elastic.job import Job
+
+log = logging.getLogger(__name__)
+
+Train = Callable[["Job"], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """What a trainer host needs to know before it belongs to a generation.
+
+    Attributes:
+        host: its name.
+        run_dir: of the run whose feed it trains on.
+        feed: its name.
+        train: ``module:function`` or ``file.py:function``.
+        devices: simulated CPU devices; None: those that JAX finds.
+        hold_at: steps after which training waits to be released.
+        digests: whether every batch is digested as it lies on the devices.
+        timeout_s: of every wait.
+    """
+
+    host: str
+    run_dir: str
+    feed: str
+    train: str
+    devices: int | None
+    hold_at: frozenset[int] = frozenset()
+    digests: bool = False
+    timeout_s: float
+
+
+class TrainerHost:
+    """Wrapped as a Ray actor.
+
+    Args:
+        settings: of the host.
+    """
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._progress = Progress(settings.hold_at, settings.timeout_s)
+        self._train: Train | None = None
+        self._thread: threading.Thread | None = None
+        self._membership: Membership | None = None
+
+    def prepare(self) -> int:
+        """Imports all that training needs and touches no device; gives the process id."""
+        import jax
+
+        import meshfeed.actors.elastic.job  # noqa: F401
+
+        if self._settings.devices is not None:
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", self._settings.devices)
+        self._train = load_train(self._settings.train)
+        self._progress.enter(Phase.READY)
+        return os.getpid()
+
+    def join(self, membership: Membership) -> None:
+        """Joins the world of a generation; returns when all of its hosts have."""
+        import jax
+
+        began = time.monotonic()
+        self._membership = membership
+        self._progress.begin(membership.generation)
+        jax.distributed.initialize(
+            membership.address,
+            num_processes=membership.process_count,
+            process_id=membership.process_index,
+            initialization_timeout=round(self._settings.timeout_s),
+        )
+        jax.devices()
+        self._progress.took("join", time.monotonic() - began)
+
+    def train(self) -> None:
+        """Begins to train; returns at once."""
+        self._thread = threading.Thread(
+            target=self._run_training, name="meshfeed-train", daemon=True
+        )
+        self._thread.start()
+
+    def beat(self) -> Beat:
+        """How far the host is; the answer comes when there is news, or a little later."""
+        return self._progress.beat()
+
+    def release(self, step: int) -> None:
+        """Training need not wait at this step."""
+        self._progress.release(step)
+
+    def leave(self) -> None:
+        """Leaves the world, once training has ended."""
+        import jax
+
+        if self._thread is not None:
+            self._thread.join(self._settings.timeout_s)
+        jax.distributed.shutdown()
+
+    def _run_training(self) -> None:
+        from meshfeed.actors.connect import connect
+        from meshfeed.actors.elastic.job import Job, JobFeed
+        from meshfeed.pipeline.assemble.shardings import mesh_of
+
+        settings, membership, train = self._settings, self._membership, self._train
+        feed = None
+        try:
+            if membership is None or train is None:
+                raise ConfigError("train", "the host has joined no world")
+            self._progress.enter(Phase.TRAINING)
+            mesh = mesh_of(membership.layout)
+            feed = connect(settings.run_dir, mesh=mesh, feed=settings.feed)
+            job = Job(
+                membership.generation,
+                mesh,
+                JobFeed(feed, digests=settings.digests),
+                _FirstState(),
+                self._progress,
+            )
+            train(job)
+            job.flush()
+            self._progress.end(finished=True)
+        except BaseException as error:
+            log.exception("generation %s: training failed", self._progress.generation)
+            self._progress.fail(error)
+        finally:
+            if feed is not None:
+                feed.close()
+
+
+class _FirstState:
+    """Keeps no state: that of a run that is never resized."""
+
+    def restore(self, init: Callable[[], Any], shardings: Any) -> Any:
+        """What ``init`` makes, each device its part."""
+        import jax
+
+        return jax.jit(init, out_shardings=shardings)()
+
+    def committed(self, step: int, state: Any, cursor: Mapping[str, Any]) -> None:
+        """Nothing is kept."""
+
+
+def load_train(name: str) -> Train:
+    """The function that ``module:function`` or ``file.py:function`` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        raise ConfigError("train", f"{name!r} names no function", "Write module:function")
+    try:
+        if place.endswith(".py"):
+            module = _module_of(Path(place))
+        else:
+            module = importlib.import_module(place)
+        found: Train = getattr(module, attribute)
+    except (ImportError, OSError, AttributeError) as error:
+        raise ConfigError(
+            "train", f"{name!r} cannot be loaded: {error}", "Write module:function"
+        ) from error
+    if not callable(found):
+        raise ConfigError("train", f"{name!r} is no function")
+    return found
+
+
+def _module_of(path: Path) -> Any:
+    """A module from a file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ImportError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
