@@ -33,7 +33,8 @@ class CoordinationService:
         if (reason := private_jax.supported()) is not None:
             raise ConfigError("world", f"reuse is not possible: {reason}", "Use fresh")
         self.process_count = process_count
-        inner, self._service = _start(process_count)
+        inner, service = _start(process_count)
+        self._service: Any = service
         self._ending: threading.Thread | None = None
         self._door = Link(inner, host=host, port=port)
 

@@ -64,7 +64,7 @@ class World:
         self.generation = generation
         self.process_index = process_index
         self.process_count = process_count
-        self._client = client
+        self._client: Any = client
         self._link = link
         self._listeners: frozenset[Address] = frozenset()
         self._in_use: Callable[[], bool] = lambda: False
