@@ -64,6 +64,7 @@ class Model:
 
 
 MODELS = {
+    "tiny": Model(width=48, hidden=144),  # 0.4 million parameters, 5 MB of state
     "small": Model(),  # 1.0 million parameters, 12 MB of state
     "medium": Model(width=240, blocks=8, heads=4, hidden=792),  # 8.4 million, 100 MB
 }
@@ -74,7 +75,10 @@ The widths divide by 6 and by 8, so that 1, 2, 3 and 4 hosts of 2 devices hold e
 
 
 class State(NamedTuple):
-    """All that a step changes, and so all that a checkpoint or a resize must carry."""
+    """All that a step changes, and so all that a checkpoint or a resize must carry.
+
+    ``key`` holds the words of a PRNG key, uint32 [2]: an array like the others.
+    """
 
     params: Params
     optimizer: optax.OptState
@@ -126,7 +130,8 @@ def init(model: Model) -> State:
     """The state before the first step. Under ``jit``, each device makes only what it holds."""
     key, params_key = jax.random.split(jax.random.key(model.seed))
     params = init_params(model, params_key)
-    return State(params=params, optimizer=optimizer(model).init(params), key=key)
+    adam = optimizer(model).init(params)
+    return State(params=params, optimizer=adam, key=jax.random.key_data(key))
 
 
 def init_params(model: Model, key: jax.Array) -> Params:
@@ -297,7 +302,7 @@ def make_train_step(
     """``(state, batch) -> (state, metrics)`` for a mesh, compiled; the old state is donated."""
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        key, step_key = jax.random.split(state.key)
+        key, step_key = jax.random.split(jax.random.wrap_key_data(state.key))
         of_params = jax.value_and_grad(
             lambda params: loss(model, params, batch, key=step_key, mesh=mesh), has_aux=True
         )
@@ -308,7 +313,8 @@ def make_train_step(
             "tokens": counted,
             "gradient_norm": optax.global_norm(gradients),
         }
-        return State(optax.apply_updates(state.params, updates), adam, key), metrics
+        params = optax.apply_updates(state.params, updates)
+        return State(params, adam, jax.random.key_data(key)), metrics
 
     layouts = shardings(mesh, model)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(layouts, None))
