@@ -15,14 +15,15 @@ COMMANDS = {
     "simulate": "meshfeed.launch.simulate",
     "serve": "meshfeed.launch.serve_command",
     "plan": "meshfeed.launch.plan_command",
+    "explain-partition": "meshfeed.launch.explain_partition_command",
     "check": "meshfeed.launch.check_command",
     "inspect": "meshfeed.launch.inspect_command",
     "status": "meshfeed.launch.status_command",
     "show": "meshfeed.launch.show_command",
     "trace": "meshfeed.launch.trace_command",
 }
-"""Where ``add_<command>_command`` of each command lives. Only the one asked for is imported, so
-that those which need neither ray nor jax answer at once."""
+"""Where ``add_<command>_command`` of each command lives, ``_`` for ``-``. Only the one asked for is
+imported, so that those which need neither ray nor jax answer at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in words if word in COMMANDS), None)
     for command in [asked] if asked else () if words == ["--version"] else COMMANDS:
-        add = getattr(import_module(COMMANDS[command]), f"add_{command}_command")
+        add = getattr(import_module(COMMANDS[command]), f"add_{command.replace('-', '_')}_command")
         add(commands)
     args = parser.parse_args(words)
     try:

@@ -52,7 +52,8 @@ NO_KEYS = {("Feed", "name"), ("Feed", "tokenizer"), ("Run", "feeds")}
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     commands: Any = parser.add_subparsers()
-    getattr(import_module(COMMANDS[command]), f"add_{command}_command")(commands)
+    add = getattr(import_module(COMMANDS[command]), f"add_{command.replace('-', '_')}_command")
+    add(commands)
     return commands.choices[command]
 
 
@@ -118,6 +119,12 @@ def test_every_flag_is_in_the_page() -> None:
         listed = {r["flag"].strip("`") for r in own if r["command"] == f"`{command}`"}
         assert listed | page == flags_of(command), command
         assert not listed & page
+
+
+def test_every_flag_of_explain_partition_is_in_its_page() -> None:
+    (table,) = column(DOCS / "partition-cost.md", "flag")
+    listed = {flag for row in table for flag in re.findall(r"--[a-z-]+", row["flag"])}
+    assert listed == flags_of("explain-partition")
 
 
 def test_the_page_says_which_settings_change_rows() -> None:
