@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from meshfeed.actors.host.batches import BatchMaker
 from meshfeed.actors.host.feed_limits import FeedLimits
 from meshfeed.actors.host.host_feed import HostFeed
+from meshfeed.actors.host.presence import failure_in_flight
 from meshfeed.actors.messages import Opening
 from meshfeed.actors.run import Run
 from meshfeed.pipeline.assemble.global_arrays import BatchTarget
@@ -184,11 +185,31 @@ class FeedIterator(DatasetIterator[dict[str, Any]]):  # type: ignore[misc]  # gr
             "sources": sources,
         }
 
+    @property
+    def ended_for(self) -> str:
+        """Why there are no more batches: ``end`` of the feed or ``barrier``; "" while there are."""
+        return self._host.ended_for
+
+    @property
+    def generation(self) -> int:
+        """Of the membership that this process belongs to."""
+        return self._host.generation
+
     def close(self) -> None:
-        """Ends the feed's threads in this process."""
+        """Ends the feed in this process.
+
+        Every process closes it at the same step. Where an exception is being handled meanwhile, the
+        other processes of the feed raise with it, as they do when this process ends with one.
+        """
         if hasattr(self, "_host"):  # also called on one that could not be opened
-            self._host.close()
+            self._host.close(failure_in_flight())
         super().close()
+
+    def __enter__(self) -> FeedIterator:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
 
     @property
     def plan(self) -> BatchPlan:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
 
@@ -104,6 +105,9 @@ class FeedUpdate:
         moved: int64[m, 4]: source, epoch, window, node of windows that now lie elsewhere.
         nodes: handles of nodes that the host may not know yet.
         depth: steps that a grant reaches ahead now.
+        last_step: all hosts end there, at a barrier or at the feed's end; None: not known yet.
+        no_more: why nothing is granted beyond ``last_step``, if that is an error for a host that
+            wants more.
     """
 
     grants: tuple[int, ...]
@@ -113,6 +117,8 @@ class FeedUpdate:
     moved: npt.NDArray[np.int64]
     nodes: dict[int, Any]
     depth: int
+    last_step: int | None = None
+    no_more: MeshfeedError | None = None
 
     def row_counts(self) -> list[tuple[int, npt.NDArray[np.int64], list[int]]]:
         """Of each source its row counts and record counts, window after window."""

@@ -15,7 +15,7 @@ import ray
 from ray.actor import ActorHandle
 
 from meshfeed.actors.control.coordinator import Coordinator
-from meshfeed.actors.control.feed_desk import feed_need
+from meshfeed.actors.control.feed_needs import feed_need
 from meshfeed.pipeline.data.runs.prepare import prepare_feeds
 from meshfeed.pipeline.data.runs.run_folder import RunFolder
 from meshfeed.pipeline.plan.budget import check_budget, smallest_budget

@@ -6,6 +6,7 @@ come with acknowledgements, for some stretches only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -27,6 +28,24 @@ class SliceDigest(NamedTuple):
     begin: int
     end: int
     digest: int
+
+
+class SliceSamples:
+    """What a host got for some of its stretches, until it has told; for two threads."""
+
+    def __init__(self) -> None:
+        self._stretches = 0
+        self._untold: deque[SliceDigest] = deque()
+
+    def add(self, group: int, begin: int, end: int, digest: int) -> None:
+        """A stretch has arrived."""
+        if self._stretches % CHECK_EVERY == 0:
+            self._untold.append(SliceDigest(group, begin, end, digest))
+        self._stretches += 1
+
+    def take(self) -> list[SliceDigest]:
+        """What was not told yet."""
+        return [self._untold.popleft() for _ in range(len(self._untold))]
 
 
 class SliceChecks:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshfeed.actors.control.feed_desk import most_rows
+from meshfeed.actors.control.feed_needs import most_rows
 from meshfeed.launch.scratch_run import prepared, tokenizer_of
 from meshfeed.launch.source_facts import least_budget, padding_line
 from meshfeed.launch.words import about, format_bytes, plural, plural_about, seconds, share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshfeed.actors.control.feed_desk import feed_need
+from meshfeed.actors.control.feed_needs import feed_need
 from meshfeed.launch.words import about, format_bytes, plural, plural_about, share
 from meshfeed.pipeline.data.runs.outlook import MOST_PADDING, Outlook, outlook_of
 from meshfeed.pipeline.data.runs.survey import Survey

@@ -15,17 +15,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-
+from meshfeed.actors.control.attendance import Attendance
+from meshfeed.actors.control.bad_records import count_skipped
 from meshfeed.actors.control.feed_desk import FeedDesk
-from meshfeed.actors.control.membership import Joining
-from meshfeed.actors.control.node_desk import NodeDesk
+from meshfeed.actors.control.fleet import Fleet
+from meshfeed.actors.control.joining import Joinings
+from meshfeed.actors.control.ledger_writer import LedgerWriter
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport
-from meshfeed.actors.reading.node import NodeServer
 from meshfeed.actors.slice_checks import SliceDigest
 from meshfeed.pipeline.data.runs.run_folder import RunFolder
-from meshfeed.pipeline.plan.errors import DataError, DisagreementError, MeshfeedError
+from meshfeed.pipeline.plan.errors import (
+    DisagreementError,
+    MeshfeedError,
+    StaleGenerationError,
+)
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.grants import GrantLimits
@@ -35,10 +38,7 @@ from meshfeed.pipeline.plan.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 5.0
-"""A host or node that has nothing to do hears so after this long at the latest."""
-
-GATHER_WRITES_S = 0.005
-"""Windows that run within so short a time become durable at once."""
+"""A host that has nothing to hear is told so after this long at the latest."""
 
 
 class Coordinator:
@@ -63,22 +63,20 @@ class Coordinator:
             )
             for name, spec in specs.items()
         }
-        self._joining: dict[str, Joining] = {}
+        self._joining = Joinings()
         self._generation = 0
         self._error: BaseException | None = None
         self._stopped = False
-        self._nodes: dict[int, ActorHandle] = {}
-        self._tell = NodeDesk(specs)
-        self._node_wakes: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._calls: dict[str, int] = defaultdict(int)
-        self._watchers: list[asyncio.Task[None]] = []
         self._leases = LeaseBook(
             block_bytes=lambda feed, source: self._desks[feed].block_bytes(source),
             group=lambda feed, key: self._desks[feed].group(key),
             needs=lambda: [desk.need for desk in self._desks.values()],
         )
-        self._writing: asyncio.Task[None] | None = None
+        self._attendance = Attendance(self._host_lost)
+        self._fleet = Fleet(config, specs, self._leases, self._windows_lost, self._fail)
+        self._writer = LedgerWriter(self._desks, self._written, self._fail)
         self._news: dict[str, tuple[Any, ...]] = {}
         self._gathering = False
 
@@ -86,39 +84,14 @@ class Coordinator:
 
     async def start(self, placement: dict[str, int]) -> list[dict[str, Any]]:
         """Starts node servers; ``placement``: Ray node id -> readers there."""
-        me = ray.get_runtime_context().current_actor
-        for number, (ray_node, readers) in enumerate(placement.items()):
-            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                ray_node, soft=False
-            )
-            self._tell.add(number)
-            self._node_wakes[number] = asyncio.Event()
-            self._nodes[number] = (
-                ray.remote(NodeServer)
-                .options(
-                    num_cpus=0,
-                    scheduling_strategy=here,
-                    max_concurrency=16,
-                )
-                .remote(number, self._config, me, readers)
-            )
-            self._leases.add_node(number, readers, self._config.memory_budget)
-        facts = await asyncio.gather(*(node.ready.remote() for node in self._nodes.values()))
-        self._watchers = [asyncio.create_task(self._watch(n)) for n in self._nodes]
-        return list(facts)
+        return await self._fleet.start(placement)
 
     async def stop(self) -> None:
         """Ends node servers and readers."""
         self._stopped = True
-        for watcher in self._watchers:
-            watcher.cancel()
+        self._attendance.stop(MeshfeedError("the run was stopped"))
         self._wake_hosts()
-        for wake in self._node_wakes.values():
-            wake.set()
-        for node in self._nodes.values():
-            with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
-                await asyncio.wait_for(node.stop.remote(), 10)
-            ray.kill(node)
+        await self._fleet.stop()
 
     async def fail(self, error: BaseException) -> None:
         """Some part of the run has failed for good: every host hears it."""
@@ -137,9 +110,7 @@ class Coordinator:
         """
         self._calls["join"] += 1
         desk = self._desk(feed)
-        joining = self._joining.get(feed)
-        if joining is None or joining.opening.done() or joining.processes != process_count:
-            joining = self._joining[feed] = Joining(feed, process_count)
+        joining = self._joining.of(feed, process_count)
         if joining.add(process_index, start):
             before = self._held(feed)
             try:
@@ -148,6 +119,7 @@ class Coordinator:
                 joining.opening.set_exception(error)
             else:
                 self._generation += 1
+                self._attendance.open(feed, self._generation)
                 joining.opening.set_result(opening)
                 self._release(feed, before)
                 self._advance()
@@ -187,24 +159,67 @@ class Coordinator:
             state = desk.check(generation)
             left = until - time.monotonic()
             more = state.grants.granted > granted or desk.moved_since(since)
-            if more or granted == state.total_steps or left <= 0:
+            if more or granted == state.last_step or left <= 0:
                 break
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
-        nodes = {n: self._nodes[n] for n in range(known_nodes, len(self._nodes))}
-        return desk.update(process_index, since, granted, nodes)
+        return desk.update(process_index, since, granted, self._fleet.handles_from(known_nodes))
+
+    async def present(self, feed: str, generation: int, process_index: int) -> MeshfeedError | None:
+        """A host takes part: answered when it has left, or with what has ended its membership.
+
+        Raises:
+            StaleGenerationError: the host's membership has ended.
+        """
+        self._calls["present"] += 1
+        return await self._attendance.present(feed, generation, process_index)
+
+    async def attend(
+        self, feed: str, generation: int, process_index: int, presence: list[Any]
+    ) -> None:
+        """Watches over a host: ``presence`` holds the result of its call of ``present``."""
+        self._attendance.watch(feed, generation, process_index, presence[0])
+
+    async def leave(
+        self,
+        feed: str,
+        generation: int,
+        process_index: int,
+        step: int,
+        error: MeshfeedError | None,
+    ) -> None:
+        """A host takes no step from ``step`` on; with an error, which all others hear, or without.
+
+        Raises:
+            StaleGenerationError: its membership has ended before.
+        """
+        self._calls["leave"] += 1
+        desk = self._desks[feed]
+        if generation != desk.generation:
+            raise StaleGenerationError(generation, desk.generation)
+        desk.leave(process_index, step, error)
+        self._attendance.left(feed, process_index)
+        self._end_if_over(feed)
+
+    async def barrier(self, feed: str, generation: int) -> int:
+        """All hosts of a membership end at the step that this gives, and no window is run beyond.
+
+        It is the step after the highest grant ever given. Asked again, it gives the same.
+
+        Raises:
+            StaleGenerationError: the membership has ended.
+            MeshfeedError: what has ended it, or the run.
+        """
+        step = self._desk(feed).barrier(generation)
+        self._advance()
+        return step
 
     # -- nodes ----------------------------------------------------------------------------------
 
     async def node_turn(self, node: int) -> NodeUpdate:
         """A node asks what to do next."""
         self._calls["node_turn"] += 1
-        wake = self._node_wakes[node]
-        if not (self._tell.has_news(node) or self._stopped):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(wake.wait(), LONGEST_WAIT_S)
-        wake.clear()
-        return self._tell.take(node, stop=self._stopped)
+        return await self._fleet.turn(node)
 
     async def completed(self, node: int, reports: list[WindowReport]) -> None:
         """Windows have run on a node."""
@@ -212,36 +227,32 @@ class Coordinator:
         by_feed: dict[str, list[WindowReport]] = defaultdict(list)
         try:
             for report in reports:
-                if not self._tell.is_current(report):
+                if not self._fleet.is_current(report):
                     continue  # of an opening that has ended; the node has forgotten its block
                 if report.error is not None:
                     raise report.error
                 self._leases.completed(report.feed, report.key, node, report.nbytes)
                 by_feed[report.feed].append(report)
             for feed, some in by_feed.items():
-                self._count_skipped(feed, some)
+                count_skipped(self._folder, self._desks[feed], some)
                 self._desks[feed].completed(node, some)
         except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
             self._fail(error)
             return
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
+        self._writer.wake()
         self._advance()
 
     # -- looking in -----------------------------------------------------------------------------
 
     async def status(self) -> dict[str, Any]:
         """What every feed, node and reader is doing."""
-        work = await asyncio.gather(
-            *(asyncio.wait_for(n.in_work.remote(), 5) for n in self._nodes.values()),
-            return_exceptions=True,
-        )
-        readers = [entry for part in work if isinstance(part, list) for entry in part]
+        readers = await self._fleet.in_work()
         return {
             "run_dir": self._config.run_dir,
             "generation": self._generation,
             "error": None if self._error is None else str(self._error),
             "feeds": {name: desk.status() for name, desk in self._desks.items()},
+            "nodes": self._fleet.status(),
             "readers": readers,
             "block_bytes": self._leases.used_bytes,
             "calls": dict(self._calls),
@@ -264,23 +275,17 @@ class Coordinator:
         state = self._desks[feed].state
         return [] if state is None else state.held()
 
-    async def _write(self) -> None:
-        """Windows that have run become durable, then known, while others come in."""
-        try:
-            await asyncio.sleep(GATHER_WRITES_S)
-            while taken := [(n, d, w) for n, d in self._desks.items() if (w := d.take())]:
-                for name, desk, writing in taken:
-                    await asyncio.to_thread(desk.write, writing)
-                    self._release(name, desk.publish(writing))
-                self._advance()
-                await asyncio.sleep(GATHER_WRITES_S)
-        except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
-            self._fail(error)
+    def _written(self, unneeded: dict[str, list[WindowKey]]) -> None:
+        for feed, keys in unneeded.items():
+            self._release(feed, keys)
+        self._advance()
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
             log.error("the run fails: %s", error)
+            told = error if isinstance(error, MeshfeedError) else MeshfeedError(repr(error))
+            self._attendance.stop(told)
         self._wake_hosts()
 
     def _advance(self) -> None:
@@ -300,8 +305,7 @@ class Coordinator:
                 self._gathering = True
                 asyncio.get_running_loop().call_later(self._limits.gather_seconds, self._gathered)
         for lease in self._leases.assign(opened):
-            self._tell.lease(lease)
-            self._node_wakes[lease.node].set()
+            self._fleet.lease(lease)
         news = {name: desk.news for name, desk in self._desks.items()}
         if news != self._news:
             self._news = news
@@ -312,39 +316,34 @@ class Coordinator:
         self._advance()
 
     def _release(self, feed: str, keys: list[WindowKey]) -> None:
-        for node, key in self._leases.released(feed, keys):
-            self._tell.release(node, feed, key)
-            self._node_wakes[node].set()
+        self._fleet.release(feed, keys)
 
     def _wake_hosts(self) -> None:
         # A new event each time: who looked before this and waits only now is woken as well.
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _watch(self, node: int) -> None:
-        """A node server that dies is the end of its blocks: its windows are run elsewhere."""
-        try:
-            await self._nodes[node].watch.remote()
-        except ray.exceptions.RayActorError as error:
-            if not self._stopped:
-                self._fail(MeshfeedError(f"node server {node} died: {error}"))
+    def _windows_lost(self, gone: dict[str, list[WindowKey]]) -> None:
+        """A node is gone with these windows, or a new one has come."""
+        for feed, keys in gone.items():
+            state = self._desks[feed].state
+            if state is not None:
+                state.lost(keys)
+        self._advance()
 
-    def _count_skipped(self, feed: str, reports: list[WindowReport]) -> None:
-        """Lists what was left out, and fails when it is more than the source's limit."""
+    def _host_lost(self, feed: str, generation: int, process: int, why: str) -> None:
         desk = self._desks[feed]
-        for report in reports:
-            if not report.skipped:
-                continue
-            source = desk.spec.config.sources[report.key.source]
-            tally = desk.tallies[report.key.source]
-            fresh = self._folder.add_skipped(feed, source.name, report.key, report.skipped)
-            tally.skipped += fresh
-            if tally.skipped > source.max_bad_records:
-                shard, place, reason = report.skipped[-1]
-                raise DataError(
-                    shard,
-                    f"{reason}; with it more than max_bad_records={source.max_bad_records} records "
-                    f"of source {source.name} are bad",
-                    place=place,
-                    hint="Raise max_bad_records or mend the data; the run directory lists them all",
-                )
+        if generation == desk.generation:
+            desk.lose(process, why)
+            self._end_if_over(feed)
+
+    def _end_if_over(self, feed: str) -> None:
+        """A membership that nobody is left in, or that has failed, needs no windows."""
+        desk = self._desks[feed]
+        if desk.members.is_over:
+            held = self._held(feed)
+            desk.close()
+            self._release(feed, held)
+            self._attendance.end(feed, desk.members.error)
+        self._advance()
+        self._wake_hosts()

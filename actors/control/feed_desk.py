@@ -6,58 +6,25 @@ No Ray in here: the coordinator and a simulation of a thousand hosts use the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from math import ceil
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshfeed.actors.control.event_log import EventLog
-from meshfeed.actors.control.reader_times import ReaderTally
+from meshfeed.actors.control.feed_needs import feed_need, most_rows
+from meshfeed.actors.control.tallies import ReaderTally, SourceTally
 from meshfeed.actors.messages import FeedUpdate, Opening, WindowReport
 from meshfeed.actors.slice_checks import SliceChecks, SliceDigest
 from meshfeed.pipeline.data.packing.blocks import BlockFormat
-from meshfeed.pipeline.plan.budget import WINDOW_SLACK, FeedNeed
+from meshfeed.pipeline.plan.budget import FeedNeed
 from meshfeed.pipeline.plan.config import Remainder
 from meshfeed.pipeline.plan.cursor import Cursor
-from meshfeed.pipeline.plan.errors import DisagreementError, StaleGenerationError
+from meshfeed.pipeline.plan.errors import DisagreementError, MeshfeedError, StaleGenerationError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import FeedState, Publication, WindowKey
 from meshfeed.pipeline.plan.grants import GrantBook, GrantLimits
 from meshfeed.pipeline.plan.ledger import Ledger, LedgerEntry
+from meshfeed.pipeline.plan.membership import Membership
 from meshfeed.pipeline.plan.schedule import Schedule
-
-
-@dataclass(slots=True)
-class SourceTally:
-    """What the windows of one source have cost and given so far."""
-
-    windows: int = 0
-    windows_again: int = 0
-    records: int = 0
-    rows: int = 0
-    tokens: int = 0
-    padding: int = 0
-    storage_bytes: int = 0
-    used_bytes: int = 0
-    skipped: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, report: WindowReport, *, again: bool) -> None:
-        """Counts one window; ``again``: it had been run before."""
-        self.windows += 1
-        self.windows_again += again
-        self.storage_bytes += report.storage_bytes
-        self.used_bytes += report.used_bytes
-        for stage, seconds in report.seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        if again:
-            return
-        self.records += report.records
-        self.rows += report.rows
-        self.tokens += report.tokens
-        self.padding += report.padding
-        for name, count in report.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +64,7 @@ class FeedDesk:
         self.generation = 0
         self.state: FeedState | None = None
         self.tallies = [SourceTally() for _ in spec.manifests]
+        self.members = Membership(spec.config.name, 0)
         self.waiting: dict[int, dict[str, Any]] = {}
         self.readers = ReaderTally()
         self._ledger = ledger
@@ -118,6 +86,7 @@ class FeedDesk:
         first_step = 0 if cursor is None else cursor.step
         config = self.spec.config
         self.generation = generation
+        self.members = Membership(config.name, processes)
         self._log = EventLog(processes)
         self._slices = SliceChecks()
         self._ready = []
@@ -144,10 +113,41 @@ class FeedDesk:
 
         Raises:
             StaleGenerationError: the message is of an older one.
+            MeshfeedError: what has ended the membership.
         """
+        if generation == self.generation and self.members.error is not None:
+            raise self.members.error
         if generation != self.generation or self.state is None:
             raise StaleGenerationError(generation, self.generation)
         return self.state
+
+    def leave(self, process: int, step: int, error: MeshfeedError | None) -> None:
+        """A host ends its feed: in good order, or with an error that the others hear."""
+        state = self.state
+        if state is None:
+            return
+        self.members.leave(process, step, state.last_step, error)
+        if self.members.left_early is not None:
+            state.grants.close()
+
+    def lose(self, process: int, why: str) -> None:
+        """A host is gone without a word."""
+        if self.state is not None:
+            self.members.lose(process, self.state.grants.acknowledged(process), why)
+
+    def barrier(self, generation: int) -> int:
+        """All hosts end at the step after the last that was ever granted, which this gives.
+
+        Raises:
+            StaleGenerationError: the membership is an older one.
+            MeshfeedError: what has ended it.
+        """
+        return self.check(generation).grants.close()
+
+    def close(self) -> None:
+        """The membership is over: no window is run for it, and none of its messages counts."""
+        self.state = None
+        self._ready = []
 
     def hear(self, process: int, waited: dict[str, Any], digests: Sequence[SliceDigest]) -> None:
         """What a host tells along with an acknowledgement.
@@ -225,6 +225,8 @@ class FeedDesk:
             moved=moved,
             nodes=nodes,
             depth=self.state.grants.depth,
+            last_step=self.state.last_step,
+            no_more=self.members.why_no_more(),
         )
 
     @property
@@ -233,7 +235,7 @@ class FeedDesk:
         state = self.state
         if state is None:
             return (self.generation,)
-        return self.generation, state.grants.granted, state.total_steps, self._log.last_move
+        return self.generation, state.grants.granted, state.last_step, self._log.last_move
 
     def moved_since(self, since: int) -> bool:
         """A host that has seen ``since`` events must hear where windows lie now."""
@@ -252,6 +254,7 @@ class FeedDesk:
                 "taken": state.grants.floor,
                 "ready": state.ready_steps,
                 "total_steps": state.total_steps,
+                "last_step": state.last_step,
                 "dropped_rows": self._dropped_rows(state),
                 "steps_per_second": state.grants.steps_per_second,
                 "slowest_process": state.grants.slowest(),
@@ -320,26 +323,6 @@ class FeedDesk:
             "node": state.holder(key),
             "shards": [manifest.address(shard) for shard in shards[:4]],
         }
-
-
-def most_rows(spec: FeedSpec) -> list[int]:
-    """Rows that a window of each source gives at most, by the sizes in the manifest."""
-    return [ceil(WINDOW_SLACK * spec.window_rows)] * len(spec.manifests)
-
-
-def feed_need(spec: FeedSpec, limits: GrantLimits, rows: Sequence[int] | None = None) -> FeedNeed:
-    """Bytes that a feed needs.
-
-    Args:
-        spec: of the feed.
-        limits: of grants.
-        rows: that a window of each source gives at most; None: as before any has run.
-    """
-    blocks = BlockFormat.of(spec)
-    # Every row as if it lay in a block of its own: some may.
-    batch_bytes = spec.config.batch_size * blocks.nbytes(1)
-    windows = [blocks.nbytes(r) for r in (most_rows(spec) if rows is None else rows)]
-    return FeedNeed.of(limits.least_depth, batch_bytes, windows)
 
 
 def _numbers(publication: Publication) -> tuple[int, int, int, int, int]:

@@ -37,6 +37,12 @@ class NodeDesk:
         self._leases[node] = {}
         self._releases[node] = []
 
+    def remove(self, node: int) -> None:
+        """A node is gone and will not ask again."""
+        self._untaught.discard(node)
+        self._leases.pop(node, None)
+        self._releases.pop(node, None)
+
     def lease(self, lease: Lease) -> None:
         """A node is to run a window."""
         name = (lease.feed, lease.key)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Generic, TypeVar
@@ -23,10 +22,12 @@ from ray.actor import ActorHandle
 
 from meshfeed.actors.host.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
 from meshfeed.actors.host.fetching import Fetcher, Stretch
+from meshfeed.actors.host.granted import Granted
 from meshfeed.actors.host.handoff import Handoff
+from meshfeed.actors.host.presence import Presence
 from meshfeed.actors.host.waiting import Waiting
 from meshfeed.actors.messages import FeedUpdate, Opening
-from meshfeed.actors.slice_checks import CHECK_EVERY, SliceDigest
+from meshfeed.actors.slice_checks import SliceSamples
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 """A host that takes steps says so at least this often."""
+
+STALL = "stall: generation %d, host %d, step %d, stage %s: no batch for %.1f s; %s"
 
 Batch = TypeVar("Batch")
 
@@ -66,9 +69,9 @@ class HostFeed(Generic[Batch]):
     ) -> None:
         self.counters = FeedCounters()
         self.waiting = Waiting()
+        self.generation = opening.generation
         self._coordinator = coordinator
         self._feed = feed
-        self._opening = opening
         self._process_index = process_index
         self._limits = limits
         self._make_batches = make_batches
@@ -78,15 +81,12 @@ class HostFeed(Generic[Batch]):
         self._schedule = Schedule(opening.spec.source_plans(epochs), start=cursor)
         self._fetcher = Fetcher(feed, opening, plan, process_index)
         self._start = cursor
-        self._taken = self._granted = 0 if cursor is None else cursor.step
-        self._bounds: deque[tuple[int, int]] = deque()
+        self._taken = 0 if cursor is None else cursor.step
         self._step_bytes = self._fetcher.step_bytes
-        self._stretch_steps = max(1, limits.stretch_bytes // self._step_bytes)
-        self._total: int | None = None
-        self._depth = opening.least_depth
+        stretch_steps = max(1, limits.stretch_bytes // self._step_bytes)
+        self._granted = Granted(self._taken, opening.least_depth, stretch_steps)
         self._since = 0
-        self._stretches_taken = 0
-        self._checks: deque[SliceDigest] = deque()
+        self._samples = SliceSamples()
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._state = threading.Condition()
@@ -101,13 +101,21 @@ class HostFeed(Generic[Batch]):
                 ("assemble", self._assemble),
             )
         ]
+        self._presence = Presence(
+            coordinator,
+            feed,
+            opening.generation,
+            process_index,
+            step=lambda: self._taken,
+            on_end=self._fail,
+        )
         for thread in self._threads:
             thread.start()
 
     # -- for the trainer ------------------------------------------------------------------------
 
     def take(self) -> Batch | None:
-        """The batch of the next step, or None at the end of the feed.
+        """The batch of the next step, or None at the end of the feed or at a barrier.
 
         Raises:
             StallError: none came within ``timeout_s``.
@@ -126,27 +134,14 @@ class HostFeed(Generic[Batch]):
                 waited = self.waiting.look()
                 self._raise_error()
                 if waited > self._limits.timeout_s:
-                    raise StallError(
-                        f"batch of step {self._taken}",
-                        waited,
-                        generation=self._opening.generation,
-                        host=str(self._process_index),
-                        stage=self.waiting.stage,
-                    ) from None
+                    raise self._stall(waited) from None
                 if waited > self._limits.stall_s and not warned:
                     warned = True
-                    log.warning(
-                        "stall: generation %d, host %d, step %d, stage %s: no batch for %.1f s; %s",
-                        self._opening.generation,
-                        self._process_index,
-                        self._taken,
-                        self.waiting.stage,
-                        waited,
-                        what_is_missing(self._coordinator, self._feed),
-                    )
+                    self._warn(waited)
         self.waiting.end()
         if batch is None:
             self._ended = True
+            self._error = self._error or self._granted.no_more
             self._raise_error()
             self._tell_update()
             return None
@@ -160,6 +155,13 @@ class HostFeed(Generic[Batch]):
     def step(self) -> int:
         """The step that ``take`` gives next."""
         return self._taken
+
+    @property
+    def ended_for(self) -> str:
+        """Why ``take`` gives no more: ``end`` of the feed, ``barrier``; "" while it does."""
+        if not self._ended or self._error is not None:
+            return ""
+        return "end" if self._granted.total == self._taken else "barrier"
 
     def rows_of(self, step: int) -> int:
         """Rows of a step that exist: all but for the last step of the feed."""
@@ -176,10 +178,11 @@ class HostFeed(Generic[Batch]):
             total = self._schedule.total_rows
             return self._schedule.cursor(row if total is None else min(row, total), self._taken)
 
-    def close(self) -> None:
-        """Ends the threads, and lets the coordinator release what this host will not take."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the threads and leaves the membership; the others hear an error, if there is one."""
         if self._closed.is_set():
             return
+        self._presence.leave(error)
         self._closed.set()
         with self._state:
             self._state.notify_all()
@@ -195,9 +198,15 @@ class HostFeed(Generic[Batch]):
             work()
         except BaseException as error:  # noqa: BLE001 - handed to the trainer, which raises it
             if not self._closed.is_set():
-                self._error = cause_of(error)
-                with self._state:
-                    self._state.notify_all()
+                self._fail(cause_of(error))
+                self._presence.leave(self._error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The trainer is to raise this; the first error is the one that counts."""
+        if self._error is None:
+            self._error = error
+        with self._state:
+            self._state.notify_all()
 
     def _update(self) -> None:
         """Asks again when half of what was granted is taken, or at once when there is no more.
@@ -208,10 +217,10 @@ class HostFeed(Generic[Batch]):
         while not self._closed.is_set():
             with self._state:
                 self._state.wait_for(self._wants_more, timeout=HEARTBEAT_S)
-                finished = self._total is not None and self._taken >= self._total
+                finished = self._granted.is_finished(self._taken)
                 if self._closed.is_set():
                     return
-                taken, granted = self._taken, self._granted
+                taken, granted = self._taken, self._granted.step
                 if not finished and not self._wants_more() and taken == told:
                     continue
                 told = taken
@@ -219,14 +228,14 @@ class HostFeed(Generic[Batch]):
             update: FeedUpdate = ray.get(
                 self._coordinator.poll.remote(
                     self._feed,
-                    self._opening.generation,
+                    self.generation,
                     self._process_index,
                     acked=taken,
                     granted=granted,
                     since=self._since,
                     waited=self.waiting.plain(),
                     known_nodes=len(self._fetcher.nodes),
-                    checks=[self._checks.popleft() for _ in range(len(self._checks))],
+                    checks=self._samples.take(),
                 ),
                 timeout=self._limits.timeout_s,
             )
@@ -235,11 +244,7 @@ class HostFeed(Generic[Batch]):
                 return
 
     def _wants_more(self) -> bool:
-        if self._closed.is_set():
-            return True
-        if self._total is not None and self._granted >= self._total:
-            return self._taken >= self._total
-        return self._granted - self._taken <= max(self._depth // 2, 1)
+        return self._closed.is_set() or self._granted.wants_more(self._taken)
 
     def _apply(self, update: FeedUpdate) -> None:
         self._fetcher.learn(update)
@@ -248,11 +253,7 @@ class HostFeed(Generic[Batch]):
                 self._schedule.append(source, rows, records)
             self._forget_taken()
             self._since = update.next_event
-            self._depth = update.depth
-            for grant in update.grants:
-                self._bounds += _split(self._granted, grant, self._stretch_steps)
-                self._granted = grant
-            self._total = update.total_steps
+            self._granted.learn(update)
             self._state.notify_all()
 
     def _forget_taken(self) -> None:
@@ -272,7 +273,7 @@ class HostFeed(Generic[Batch]):
                     self._state.wait_for(lambda: self._closed.is_set() or self._fetchable(), 1.0)
                     if self._closed.is_set():
                         return
-                    if not self._bounds and self._granted == self._total:
+                    if not self._granted.has_stretch and self._granted.all_granted:
                         break
                 ahead = self._request()
                 continue
@@ -281,27 +282,21 @@ class HostFeed(Generic[Batch]):
             now.wait(self._limits.timeout_s)
             self.counters.bytes_fetched += now.nbytes
             self.counters.fetches += now.requests
-            self._remember(now)
+            if self._fetcher.group_size > 1:
+                self._samples.add(self._fetcher.group, now.begin, now.end, now.digest)
             self._stretches.put(now)
         self._stretches.put(None)
 
-    def _remember(self, stretch: Stretch) -> None:
-        """For some stretches, tells what arrived with the next acknowledgement."""
-        if self._fetcher.group_size > 1 and self._stretches_taken % CHECK_EVERY == 0:
-            self._checks.append(
-                SliceDigest(self._fetcher.group, stretch.begin, stretch.end, stretch.digest)
-            )
-        self._stretches_taken += 1
-
     def _fetchable(self) -> bool:
-        return bool(self._bounds) or self._granted == self._total
+        return self._granted.has_stretch or self._granted.all_granted
 
     def _request(self) -> Stretch | None:
         """Asks for the next stretch, if one is granted."""
         with self._state:
-            if not self._bounds:
+            steps = self._granted.next_stretch()
+            if steps is None:
                 return None
-            begin, end = self._bounds.popleft()
+            begin, end = steps
             first, last = begin * self._batch_size, end * self._batch_size
             total = self._schedule.total_rows
             places = self._schedule.locate(first, last if total is None else min(last, total))
@@ -328,6 +323,21 @@ class HostFeed(Generic[Batch]):
         with self._state:
             self._state.notify_all()
 
+    def _warn(self, waited: float) -> None:
+        """Says what is waited for, so that nobody has to guess."""
+        where = (self.generation, self._process_index, self._taken, self.waiting.stage, waited)
+        missing = what_is_missing(self._coordinator, self._feed)
+        log.warning(STALL, *where, missing)
+
+    def _stall(self, waited: float) -> StallError:
+        return StallError(
+            f"batch of step {self._taken}",
+            waited,
+            generation=self.generation,
+            host=str(self._process_index),
+            stage=self.waiting.stage,
+        )
+
     def _raise_error(self) -> None:
         error = self._error
         if error is None:
@@ -337,8 +347,3 @@ class HostFeed(Generic[Batch]):
         raise FeedError(
             f"feed {self._feed}, host {self._process_index}, step {self._taken}: {error}"
         ) from error
-
-
-def _split(begin: int, end: int, most: int) -> list[tuple[int, int]]:
-    """[begin, end) in stretches of at most so many steps."""
-    return [(at, min(at + most, end)) for at in range(begin, end, most)]

@@ -20,37 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from meshfeed.pipeline.plan.config import Remainder
 from meshfeed.pipeline.plan.errors import DisagreementError
 from meshfeed.pipeline.plan.grants import GrantBook
 from meshfeed.pipeline.plan.schedule import Schedule
-from meshfeed.pipeline.plan.source_stream import NEVER, HeldWindow, SourceStream, WindowKey
+from meshfeed.pipeline.plan.source_stream import (
+    NEVER,
+    Completed,
+    HeldWindow,
+    Publication,
+    SourceStream,
+    WindowKey,
+)
 
 __all__ = ["Completed", "FeedState", "Publication", "WindowKey"]
 
 _FORGET_STEPS = 64
-
-
-class Publication(NamedTuple):
-    """A row count that may enter the ledger: all windows of its source before it are there."""
-
-    key: WindowKey
-    rows: int
-    records: int
-
-
-class Completed(NamedTuple):
-    """What follows from a window that has run.
-
-    Attributes:
-        publications: what may now enter the ledger, in order.
-        moved: the window was published before, and lay elsewhere.
-    """
-
-    publications: list[Publication]
-    moved: bool = False
 
 
 class FeedState:
@@ -115,6 +101,11 @@ class FeedState:
         return -(-end // self._batch_size)
 
     @property
+    def last_step(self) -> int | None:
+        """Steps before this one are all that hosts take: up to a barrier, or of the feed."""
+        return self.grants.granted if self.grants.closed else self.total_steps
+
+    @property
     def ready_steps(self) -> int:
         """Steps whose rows are all fixed, and none of them lost."""
         total = self.total_steps
@@ -156,17 +147,21 @@ class FeedState:
         None while the rows of all steps that hosts may be ahead are fixed or on their way.
         """
         near = (self.grants.floor + self.grants.least_depth) * self._batch_size
+        if self.grants.closed:
+            near = self.grants.granted * self._batch_size
         for stream in self._streams:
             key = next(iter(stream.lost), None)
             if key is not None and self._is_near(key, near):
                 return key
-        if self._finished or self.schedule.known_rows >= near:
+        if self._finished or self.grants.closed or self.schedule.known_rows >= near:
             return None
         first = min(self._streams, key=lambda s: s.certain)
         return first.leasing if first.certain < self._until(near) else None
 
     def next_lease(self) -> WindowKey | None:
         """The window that will be needed first among those not leased yet."""
+        if self.grants.closed:
+            return None
         for stream in self._streams:
             if stream.lost:
                 return next(iter(stream.lost))

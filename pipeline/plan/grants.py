@@ -61,6 +61,7 @@ class GrantBook:
         self._mark_step = start_step
         self._mark_time: float | None = None
         self._rate = 0.0
+        self._closed = False
 
     @property
     def floor(self) -> int:
@@ -71,6 +72,20 @@ class GrantBook:
     def granted(self) -> int:
         """Steps before this one may be taken. Never falls."""
         return self._granted
+
+    @property
+    def closed(self) -> bool:
+        """The grant stays where it is: the membership ends there."""
+        return self._closed
+
+    def close(self) -> int:
+        """Grants end where they are, the same for every host: the step after the last granted."""
+        self._closed = True
+        return self._granted
+
+    def acknowledged(self, process: int) -> int:
+        """Steps before this one have been taken by a host, as far as it has said."""
+        return self._acked[process]
 
     @property
     def steps_per_second(self) -> float:
@@ -122,7 +137,7 @@ class GrantBook:
         """
         reach = min(ready_steps, self._floor + self.depth)
         more = reach - self._granted
-        if more <= 0:
+        if more <= 0 or self._closed:
             return self._granted
         due = self._raised is None or now - self._raised >= self._limits.gather_seconds
         if due or ended or 4 * more >= self.depth:
@@ -136,7 +151,7 @@ class GrantBook:
 
     def could_raise(self, ready_steps: int) -> bool:
         """A grant is only being gathered: it will be raised though nothing else happens."""
-        return min(ready_steps, self._floor + self.depth) > self._granted
+        return not self._closed and min(ready_steps, self._floor + self.depth) > self._granted
 
     def grants_after(self, step: int) -> list[int]:
         """The grants given beyond ``step``, in order: the same bounds for every host."""
@@ -152,7 +167,7 @@ class GrantBook:
         last time for one that has taken nothing since, as while it saves a checkpoint.
         """
         left = self._granted - self._limits.least_depth // 2 - acked
-        if left <= 0:
+        if left <= 0 or self._closed:
             return math.inf
         step, seconds = self._waited[process]
         if step == acked:

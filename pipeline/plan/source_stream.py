@@ -31,6 +31,26 @@ class WindowKey(NamedTuple):
     window: int
 
 
+class Publication(NamedTuple):
+    """A row count that may enter the ledger: all windows of its source before it are there."""
+
+    key: WindowKey
+    rows: int
+    records: int
+
+
+class Completed(NamedTuple):
+    """What follows from a window that has run.
+
+    Attributes:
+        publications: what may now enter the ledger, in order.
+        moved: the window was published before, and lay elsewhere.
+    """
+
+    publications: list[Publication]
+    moved: bool = False
+
+
 @dataclass(slots=True)
 class HeldWindow:
     """A window that some node runs or holds, or that must be run again.

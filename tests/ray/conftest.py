@@ -117,6 +117,12 @@ def world_2x2(world: GetWorld) -> PlainWorld:
 
 
 @pytest.fixture(scope="session")
+def world_3x2(world: GetWorld) -> PlainWorld:
+    """Three hosts with two devices each."""
+    return world(3, 2)
+
+
+@pytest.fixture(scope="session")
 def world_2x4(world: GetWorld) -> PlainWorld:
     """Two hosts with four devices each."""
     return world(2, 4)

@@ -139,6 +139,12 @@ class PlainWorld:
         self.ask("open", name=name, run_dir=str(run_dir), **options)
         return WorldFeed(self, name)
 
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for process in self._processes:
+            process.kill()
+        self.stop()
+
     def stop(self) -> None:
         """Ends all processes."""
         for process in self._processes:
@@ -235,6 +241,12 @@ class WorldFeed:
     def close(self) -> None:
         """Ends the feed on all hosts."""
         self._world.ask("close", name=self._name)
+
+    def ended_for(self) -> str:
+        """Why there are no more batches; the same on all hosts."""
+        said = set(self._world.ask("ended_for", name=self._name))
+        assert len(said) == 1, f"hosts ended for different reasons: {said}"
+        return str(said.pop())
 
     def __enter__(self) -> WorldFeed:
         return self

@@ -22,6 +22,13 @@ def dawdle(table: pa.Table) -> pa.Table:
 
 
 @vectorized
+def dawdle_long(table: pa.Table) -> pa.Table:
+    """Changes nothing, and takes two seconds."""
+    time.sleep(2.0)
+    return table
+
+
+@vectorized
 def keep_tenth(table: pa.Table) -> pa.Table:
     """Keeps the records whose id ends in 3."""
     first = pc.list_element(table["ids"], 0)

@@ -254,7 +254,7 @@ class World:
 
     @property
     def ended(self) -> bool:
-        total = self.state.total_steps
+        total = self.state.last_step
         return total is not None and all(host.acked >= total for host in self.hosts)
 
     def run(self, random: random.Random, steps: int) -> None:
@@ -285,7 +285,7 @@ class World:
         for process, host in enumerate(self.hosts):
             while self.take(process):
                 moved += 1
-            total = self.state.total_steps
+            total = self.state.last_step
             if not host.may_wait(self.limits.least_depth, host.granted == total):
                 self.acknowledge(process)
                 moved += 1

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 from small_runs import prepare_run
 
-from meshfeed.actors.control.feed_desk import SourceTally
-from meshfeed.actors.control.reader_times import ReaderTally
+from meshfeed.actors.control.tallies import ReaderTally, SourceTally
 from meshfeed.actors.messages import WindowReport
 from meshfeed.launch.diagnosis import diagnose, slow_readers, stage_shares
 from meshfeed.launch.status_command import render

@@ -8,7 +8,8 @@ from desk_world import FEED, DeskWorld, rows_of, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshfeed.actors.control.feed_desk import FeedDesk, feed_need
+from meshfeed.actors.control.feed_desk import FeedDesk
+from meshfeed.actors.control.feed_needs import feed_need
 from meshfeed.actors.messages import WindowReport
 from meshfeed.pipeline.plan.budget import smallest_budget
 from meshfeed.pipeline.plan.config import OnEnd

@@ -81,6 +81,12 @@ class AnyOrder(RuleBasedStateMachine):
     def lose_node(self, random):
         self.world.lose_node(random.choice(sorted(self.world.nodes)))
 
+    @rule()
+    def barrier(self):
+        step = self.world.state.grants.close()
+        assert step == max(host.granted for host in self.world.hosts)
+        assert self.world.state.last_step == step
+
     @rule(random=st.randoms(use_true_random=False), processes=st.integers(1, 3))
     def open_again(self, random, processes):
         world = self.world
@@ -102,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         world = self.world
         world.run(random.Random(0), LIMIT)
-        if world.ended:
+        if world.ended and world.state.total_steps == world.state.last_step:
             assert not world.state.held()
             assert world.book.used_bytes == 0
             world.assign()

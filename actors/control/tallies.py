@@ -1,4 +1,4 @@
-"""What each reader spends on a feed's windows, by stage, which tells a slow one from the others."""
+"""What a feed's windows have cost, by source and by reader, which tells a slow one from others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,40 @@ from meshfeed.actors.messages import WindowReport
 
 MOST_READERS = 100_000
 """Readers that are remembered; those replaced after they died have names of their own."""
+
+
+@dataclass(slots=True)
+class SourceTally:
+    """What the windows of one source have cost and given so far."""
+
+    windows: int = 0
+    windows_again: int = 0
+    records: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padding: int = 0
+    storage_bytes: int = 0
+    used_bytes: int = 0
+    skipped: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, report: WindowReport, *, again: bool) -> None:
+        """Counts one window; ``again``: it had been run before."""
+        self.windows += 1
+        self.windows_again += again
+        self.storage_bytes += report.storage_bytes
+        self.used_bytes += report.used_bytes
+        for stage, seconds in report.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        if again:
+            return
+        self.records += report.records
+        self.rows += report.rows
+        self.tokens += report.tokens
+        self.padding += report.padding
+        for name, count in report.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
 
 
 @dataclass(slots=True)

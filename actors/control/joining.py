@@ -46,6 +46,16 @@ class Joining:
         self._joined.add(process_index)
         return len(self._joined) == self.processes
 
+    def replace(self, processes: int) -> None:
+        """Another number of processes opens the feed: who has waited for this one hears so."""
+        if not self.opening.done():
+            self.opening.set_exception(
+                DisagreementError(
+                    f"feed {self._feed}: {len(self._joined)} of {self.processes} processes had "
+                    f"joined when one came that is of {processes}. Another membership opens it"
+                )
+            )
+
     async def wait(self, timeout_s: float) -> Opening:
         """The opening, once all have joined.
 
@@ -62,6 +72,22 @@ class Joining:
                 timeout_s,
                 stage="join",
             ) from None
+
+
+class Joinings:
+    """Of each feed the membership that is forming."""
+
+    def __init__(self) -> None:
+        self._forming: dict[str, Joining] = {}
+
+    def of(self, feed: str, processes: int) -> Joining:
+        """The one of so many processes; one of another number that was forming is given up."""
+        joining = self._forming.get(feed)
+        if joining is not None and joining.processes != processes:
+            joining.replace(processes)
+        if joining is None or joining.opening.done():
+            joining = self._forming[feed] = Joining(feed, processes)
+        return joining
 
 
 def _short(start: dict[str, Any] | None) -> str:

@@ -1,0 +1,197 @@
+"""The node servers of a run: started, told what to do, watched, and replaced when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from meshfeed.actors.control.node_desk import NodeDesk
+from meshfeed.actors.messages import NodeUpdate, WindowReport
+from meshfeed.actors.reading.node import NodeServer
+from meshfeed.pipeline.plan.errors import MeshfeedError
+from meshfeed.pipeline.plan.feed_spec import FeedSpec
+from meshfeed.pipeline.plan.feed_state import WindowKey
+from meshfeed.pipeline.plan.leasing import Lease, LeaseBook
+from meshfeed.pipeline.plan.restarts import Restarts
+from meshfeed.pipeline.plan.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 5.0
+"""A node that has nothing to do hears so after this long at the latest."""
+
+START_LIMIT_S = 120.0
+"""A node server that is not up after so long is given up."""
+
+STOP_LIMIT_S = 10.0
+
+LOOK_LIMIT_S = 5.0
+
+
+class Fleet:
+    """All node servers. A number is given once: a server that replaces another has a new one.
+
+    Args:
+        config: of the run.
+        specs: of its feeds.
+        leases: which windows run and lie where.
+        on_lost: told the windows of each feed that are gone with a node.
+        on_failure: told when no node is left that could read.
+
+    Attributes:
+        deaths: node servers that have died.
+        replaced: of those, how many were started again.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        specs: Mapping[str, FeedSpec],
+        leases: LeaseBook,
+        on_lost: Callable[[dict[str, list[WindowKey]]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.deaths = 0
+        self.replaced = 0
+        self._config = config
+        self._leases = leases
+        self._on_lost = on_lost
+        self._on_failure = on_failure
+        self._tell = NodeDesk(specs)
+        self._handles: list[ActorHandle] = []
+        self._alive: set[int] = set()
+        self._wakes: dict[int, asyncio.Event] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        self._restarts = Restarts()
+        self._stopped = False
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self, placement: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Starts node servers; ``placement``: Ray node id -> readers there."""
+        starts = (self._start(ray_node, readers) for ray_node, readers in placement.items())
+        return list(await asyncio.gather(*starts))
+
+    async def stop(self) -> None:
+        """Ends node servers and readers."""
+        self._stopped = True
+        for watcher in self._watchers:
+            watcher.cancel()
+        for wake in self._wakes.values():
+            wake.set()
+        await asyncio.gather(*(self._stop(self._handles[node]) for node in self._alive))
+
+    async def _stop(self, node: ActorHandle) -> None:
+        with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
+            await asyncio.wait_for(node.stop.remote(), STOP_LIMIT_S)
+        ray.kill(node)
+
+    async def _start(self, ray_node: str, readers: int) -> dict[str, Any]:
+        """One node server, with readers of its own, on a node of the Ray cluster."""
+        number = len(self._handles)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray_node, soft=False)
+        me = ray.get_runtime_context().current_actor
+        handle = (
+            ray.remote(NodeServer)
+            .options(num_cpus=0, scheduling_strategy=here, max_concurrency=16)
+            .remote(number, self._config, me, readers)
+        )
+        self._handles.append(handle)
+        self._tell.add(number)
+        self._wakes[number] = asyncio.Event()
+        facts: dict[str, Any] = await asyncio.wait_for(handle.ready.remote(), START_LIMIT_S)
+        self._alive.add(number)
+        self._leases.add_node(number, readers, self._config.memory_budget)
+        self._spawn(self._watch(number, ray_node, readers))
+        return facts
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _watch(self, number: int, ray_node: str, readers: int) -> None:
+        """A node server that dies is the end of its blocks: its windows are run elsewhere."""
+        try:
+            await self._handles[number].watch.remote()
+        except ray.exceptions.RayActorError as error:
+            if not self._stopped:
+                await self._died(number, ray_node, readers, error)
+
+    async def _died(self, number: int, ray_node: str, readers: int, error: Exception) -> None:
+        self.deaths += 1
+        self._alive.discard(number)
+        gone = self._leases.remove_node(number)
+        self._tell.remove(number)
+        self._wakes.pop(number).set()
+        windows = sum(map(len, gone.values()))
+        log.warning("node server %d died, %d windows run again: %s", number, windows, error)
+        self._on_lost(gone)
+        if self._restarts.allow(ray_node, time.monotonic()):
+            self._starting += 1
+            try:
+                await self._start(ray_node, readers)
+                self.replaced += 1
+                self._on_lost({})
+            except (TimeoutError, ray.exceptions.RayError) as failed:
+                log.warning("node server %d could not be replaced: %s", number, failed)
+            finally:
+                self._starting -= 1
+        if not self._alive and not self._starting and not self._stopped:
+            self._on_failure(MeshfeedError(f"no node is left that reads: {error}"))
+
+    # -- what nodes are told --------------------------------------------------------------------
+
+    async def turn(self, node: int) -> NodeUpdate:
+        """A node asks what to do next; one that was given up is told to stop."""
+        wake = self._wakes.get(node)
+        if wake is None:
+            return NodeUpdate(stop=True)
+        if not (self._tell.has_news(node) or self._stopped):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(wake.wait(), LONGEST_WAIT_S)
+        wake.clear()
+        if node not in self._wakes:
+            return NodeUpdate(stop=True)
+        return self._tell.take(node, stop=self._stopped)
+
+    def lease(self, lease: Lease) -> None:
+        """A node is to run a window."""
+        self._tell.lease(lease)
+        self._wakes[lease.node].set()
+
+    def release(self, feed: str, keys: list[WindowKey]) -> None:
+        """Nobody needs these windows: their nodes are to forget them."""
+        for node, key in self._leases.released(feed, keys):
+            self._tell.release(node, feed, key)
+            self._wakes[node].set()
+
+    def is_current(self, report: WindowReport) -> bool:
+        """A report answers the window's last lease."""
+        return self._tell.is_current(report)
+
+    # -- what others see ------------------------------------------------------------------------
+
+    def handles_from(self, known: int) -> dict[int, ActorHandle]:
+        """Node servers, living or dead, but for the first so many."""
+        return {number: self._handles[number] for number in range(known, len(self._handles))}
+
+    def status(self) -> dict[str, int]:
+        """Node servers that are up, have died, and were started again."""
+        return {"up": len(self._alive), "died": self.deaths, "replaced": self.replaced}
+
+    async def in_work(self) -> list[dict[str, Any]]:
+        """What each reader does right now."""
+        looks = (self._handles[n].in_work.remote() for n in sorted(self._alive))
+        work = await asyncio.gather(
+            *(asyncio.wait_for(look, LOOK_LIMIT_S) for look in looks), return_exceptions=True
+        )
+        return [entry for part in work if isinstance(part, list) for entry in part]
