@@ -98,8 +98,9 @@ def shared_memory_files() -> set[str]:
     found = set()
     for entry in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*"):
         found.add(str(entry))
-        if entry.is_dir():
-            found.update(str(path) for path in entry.rglob("*"))
+        # Another session's folder may vanish meanwhile, which os.walk does not mind.
+        for folder, folders, files in os.walk(entry):
+            found.update(str(Path(folder) / name) for name in (*folders, *files))
     return found
 
 
