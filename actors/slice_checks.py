@@ -22,12 +22,15 @@ class SliceDigest(NamedTuple):
     Attributes:
         group: its slice group.
         digest: of all answers together.
+        moves: of windows that the host knew of when it asked; hosts that knew of different ones may
+            have asked different nodes.
     """
 
     group: int
     begin: int
     end: int
     digest: int
+    moves: int = 0
 
 
 class SliceSamples:
@@ -37,10 +40,10 @@ class SliceSamples:
         self._stretches = 0
         self._untold: deque[SliceDigest] = deque()
 
-    def add(self, group: int, begin: int, end: int, digest: int) -> None:
+    def add(self, digest: SliceDigest) -> None:
         """A stretch has arrived."""
         if self._stretches % CHECK_EVERY == 0:
-            self._untold.append(SliceDigest(group, begin, end, digest))
+            self._untold.append(digest)
         self._stretches += 1
 
     def take(self) -> list[SliceDigest]:
@@ -52,7 +55,7 @@ class SliceChecks:
     """The digests of one opening of a feed that some hosts have told and others not yet."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._first: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def add(self, process: int, digests: Iterable[SliceDigest]) -> None:
         """What a process got.
@@ -60,8 +63,8 @@ class SliceChecks:
         Raises:
             DisagreementError: another process of its group got something else.
         """
-        for group, begin, end, digest in digests:
-            other, first = self._first.setdefault((group, begin, end), (process, digest))
+        for group, begin, end, digest, moves in digests:
+            other, first = self._first.setdefault((group, begin, end, moves), (process, digest))
             if first != digest:
                 raise DisagreementError(
                     f"steps {begin}..{end - 1}: process {other} was given {first:016x}, process "

@@ -105,6 +105,7 @@ class Report:
             "dropped_rows": feed.get("dropped_rows", 0),
             "windows_run": sum(s["windows"] for s in sources.values()),
             "windows_run_again": sum(s["windows_again"] for s in sources.values()),
+            "node_servers_died": status["nodes"]["died"],
             "coordinator_calls": status["calls"],
             "state": hosts[0].state if hosts else None,
             "meshfeed": __version__,

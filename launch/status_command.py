@@ -92,6 +92,10 @@ def render(status: Mapping[str, Any], width: int) -> RenderableType:
         parts.append(Padding(Text(f"• {line}", "bold red" if bad else "yellow"), (0, 0, 0, 1)))
     for name, feed in status["feeds"].items():
         parts += [Text(), *_feed(name, feed, width)]
+    nodes = status.get("nodes", {})
+    if nodes.get("died"):
+        died = f"{plural(nodes['died'], 'node server')} died, {nodes['replaced']} started again"
+        parts += [Text(), Text(died, "yellow")]
     parts += [Text(), _readers(status, width)]
     return Group(*parts)
 

@@ -75,6 +75,7 @@ class FeedDesk:
         self._slices = SliceChecks()
         self._ready: list[Publication] = []
         self._unwritten: dict[WindowKey, LedgerEntry] = {}
+        self._dropped = 0
         self._most_rows = most_rows(spec)
         self._block_bytes = [self._format.nbytes(rows) for rows in self._most_rows]
         self._need = feed_need(spec, limits)
@@ -146,6 +147,8 @@ class FeedDesk:
 
     def close(self) -> None:
         """The membership is over: no window is run for it, and none of its messages counts."""
+        if self.state is not None:
+            self._dropped = self._dropped_rows(self.state)
         self.state = None
         self._ready = []
 
@@ -246,6 +249,7 @@ class FeedDesk:
         sources = zip(self.spec.config.sources, self.tallies, strict=True)
         status: dict[str, Any] = {"sources": {s.name: asdict(tally) for s, tally in sources}}
         state = self.state
+        status["dropped_rows"] = self._dropped if state is None else self._dropped_rows(state)
         if state is not None:
             limiting = state.limiting_window()
             status |= {
@@ -255,7 +259,6 @@ class FeedDesk:
                 "ready": state.ready_steps,
                 "total_steps": state.total_steps,
                 "last_step": state.last_step,
-                "dropped_rows": self._dropped_rows(state),
                 "steps_per_second": state.grants.steps_per_second,
                 "slowest_process": state.grants.slowest(),
                 "waiting": dict(self.waiting),

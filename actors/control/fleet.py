@@ -66,7 +66,7 @@ class Fleet:
         self._on_failure = on_failure
         self._tell = NodeDesk(specs)
         self._handles: list[ActorHandle] = []
-        self._alive: set[int] = set()
+        self._alive: dict[int, dict[str, Any]] = {}
         self._wakes: dict[int, asyncio.Event] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._starting = 0
@@ -108,7 +108,7 @@ class Fleet:
         self._tell.add(number)
         self._wakes[number] = asyncio.Event()
         facts: dict[str, Any] = await asyncio.wait_for(handle.ready.remote(), START_LIMIT_S)
-        self._alive.add(number)
+        self._alive[number] = facts
         self._leases.add_node(number, readers, self._config.memory_budget)
         self._spawn(self._watch(number, ray_node, readers))
         return facts
@@ -128,7 +128,7 @@ class Fleet:
 
     async def _died(self, number: int, ray_node: str, readers: int, error: Exception) -> None:
         self.deaths += 1
-        self._alive.discard(number)
+        self._alive.pop(number, None)
         gone = self._leases.remove_node(number)
         self._tell.remove(number)
         self._wakes.pop(number).set()
@@ -184,9 +184,10 @@ class Fleet:
         """Node servers, living or dead, but for the first so many."""
         return {number: self._handles[number] for number in range(known, len(self._handles))}
 
-    def status(self) -> dict[str, int]:
-        """Node servers that are up, have died, and were started again."""
-        return {"up": len(self._alive), "died": self.deaths, "replaced": self.replaced}
+    def status(self) -> dict[str, Any]:
+        """Node servers that are up, and how many have died and were started again."""
+        up = list(self._alive.values())
+        return {"up": up, "died": self.deaths, "replaced": self.replaced}
 
     async def in_work(self) -> list[dict[str, Any]]:
         """What each reader does right now."""

@@ -43,6 +43,7 @@ class FeedCounters:
     steps: int = 0
     bytes_fetched: int = 0
     fetches: int = 0
+    fetched_again: int = 0
     polls: int = 0
 
 

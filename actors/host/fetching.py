@@ -6,6 +6,7 @@ of their rows, answered with one flat buffer.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from meshfeed.pipeline.data.batches.regions import Region, region_nbytes, view_r
 from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
-from meshfeed.pipeline.plan.errors import DisagreementError, MeshfeedError
+from meshfeed.pipeline.plan.errors import DisagreementError
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.schedule import RowPlaces
+
+NOWHERE = -2
+"""In place of a node: none holds the window now; some will."""
 
 PADDING = -1
 """In place of a node: the row lies past the end of the feed, or fills the batch up."""
@@ -33,6 +37,8 @@ class Stretch:
         nbytes: that have arrived.
         requests: that were made.
         digest: of all that arrived, node by node; the same for hosts that need the same.
+        moves: of windows that were known when it was asked for.
+        unheld: windows that no node holds, as far as is known, and where they did lie.
     """
 
     def __init__(self, begin: int, end: int, fetcher: Fetcher) -> None:
@@ -41,26 +47,35 @@ class Stretch:
         self.nbytes = 0
         self.requests = 0
         self.digest = 0
+        self.moves = 0
+        self.unheld: dict[WindowKey, int] = {}
         self._fetcher = fetcher
-        self._answers: list[tuple[int, Any]] = []
+        self._answers: list[tuple[int, tuple[WindowKey, ...], Any]] = []
         self._node_of_row: list[npt.NDArray[np.int32]] = []
         self._place: list[npt.NDArray[np.int64]] = []
         self._regions: dict[tuple[int, int], Region] = {}
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         """Waits for all answers and checks that what came is what was sent.
+
+        Returns:
+            False where a node is gone or does not hold a window: ``unheld`` says which.
 
         Raises:
             DisagreementError: bytes changed on the way.
-            MeshfeedError: a node no longer holds a window.
         """
-        for node, answer in self._answers:
-            reply = ray.get(answer, timeout=timeout_s)
-            if isinstance(reply, list):
-                raise MeshfeedError(f"node {node} does not hold windows {reply[:4]}")
-            buffer, digest = reply
-            if isinstance(buffer, list):
-                buffer = ray.get(buffer[0], timeout=timeout_s)
+        for node, windows, answer in self._answers:
+            try:
+                reply = ray.get(answer, timeout=timeout_s)
+                if isinstance(reply, list):
+                    self.unheld |= dict.fromkeys(reply, node)
+                    continue
+                buffer, digest = reply
+                if isinstance(buffer, list):
+                    buffer = ray.get(buffer[0], timeout=timeout_s)
+            except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+                self.unheld |= dict.fromkeys(windows, node)
+                continue
             if xxhash.xxh3_64_intdigest(buffer) != digest:
                 raise DisagreementError(
                     f"steps {self.begin}..{self.end - 1} from node {node}: what arrived is not "
@@ -70,6 +85,7 @@ class Stretch:
             self.digest ^= int(digest)
             self._cut(node, buffer)
         self._answers = []
+        return not self.unheld
 
     def region(self, begin: int, end: int, index: int) -> Region:
         """Region ``index`` of the steps [begin, end), as ``HostSlice.regions`` lists them.
@@ -125,6 +141,8 @@ class Fetcher:
     def __init__(self, feed: str, opening: Opening, plan: BatchPlan, process_index: int) -> None:
         self.format: BlockFormat = BlockFormat.of(opening.spec)
         self.nodes: dict[int, Any] = {}
+        self.moves = 0
+        self._lock = threading.Lock()
         self._feed = feed
         self._generation = opening.generation
         self._batch_size = plan.batch_size
@@ -146,12 +164,24 @@ class Fetcher:
 
     def learn(self, update: FeedUpdate) -> None:
         """Takes in where windows lie."""
+        with self._lock:
+            self._learn(update)
+
+    def _learn(self, update: FeedUpdate) -> None:
         self.nodes.update(update.nodes)
         for source, epoch, window, rows, _, node in update.events.tolist():
             if rows:
-                self._node_of[WindowKey(source, epoch, window)] = node
+                self._node_of[WindowKey(source, epoch, window)] = NOWHERE if node < 0 else node
         for source, epoch, window, node in update.moved.tolist():
             self._node_of[WindowKey(source, epoch, window)] = node
+        self.moves += len(update.moved)
+
+    def has_moved(self, stretch: Stretch) -> bool:
+        """What no node held when a stretch was asked for lies somewhere else now."""
+        return all(
+            self._node_of.get(key, NOWHERE) not in (node, NOWHERE)
+            for key, node in stretch.unheld.items()
+        )
 
     def request(self, begin: int, end: int, places: RowPlaces) -> Stretch:
         """Asks for this process's part of the steps [begin, end).
@@ -163,7 +193,9 @@ class Fetcher:
         """
         stretch = Stretch(begin, end, self)
         keys, window_of_row = _distinct(places)
-        node_of_window = np.array([self._node_of[key] for key in keys], np.int32)
+        with self._lock:
+            stretch.moves = self.moves
+            node_of_window = np.array([self._node_of.get(k, NOWHERE) for k in keys], np.int32)
         wanted: dict[int, list[tuple[Any, Any, tuple[int, int]]]] = {}
         for index, rows in enumerate(self._rows):
             steps = np.arange(end - begin)[:, None] * self._batch_size
@@ -173,7 +205,9 @@ class Fetcher:
             at = np.where(real, at, 0)
             nodes = np.where(real, node_of_window[window_of_row[at]], PADDING).astype(np.int32)
             place = np.zeros(len(at), np.int64)
-            for node in np.unique(nodes[real]).tolist():
+            nowhere = np.unique(window_of_row[at[real & (nodes == NOWHERE)]])
+            stretch.unheld |= {keys[i]: NOWHERE for i in nowhere.tolist()}
+            for node in np.unique(nodes[real & (nodes != NOWHERE)]).tolist():
                 chosen = nodes == node
                 place[chosen] = np.arange(chosen.sum())
                 picked = at[chosen]
@@ -185,7 +219,7 @@ class Fetcher:
             stretch._node_of_row.append(nodes)
             stretch._place.append(place)
         for node, regions in wanted.items():
-            stretch._answers.append((node, self._ask(node, keys, regions, begin, end)))
+            stretch._answers.append((node, *self._ask(node, keys, regions, stretch)))
         stretch.requests = len(wanted)
         return stretch
 
@@ -196,15 +230,23 @@ class Fetcher:
             key: node for key, node in self._node_of.items() if key[1:] >= places[key.source]
         }
 
-    def _ask(self, node: int, keys: list[WindowKey], regions: Any, begin: int, end: int) -> Any:
+    def _ask(
+        self, node: int, keys: list[WindowKey], regions: Any, stretch: Stretch
+    ) -> tuple[tuple[WindowKey, ...], Any]:
         used = np.unique(np.concatenate([windows for windows, _, _ in regions]))
         renumbered = np.searchsorted(used, np.arange(len(keys)))
-        share = f"{self._generation}/{self.group}/{begin}-{end}" if self.group_size > 1 else ""
-        return self.nodes[node].fetch.remote(
+        # Hosts that know of different moves may ask this node for different rows of these steps.
+        share = (
+            f"{self._generation}/{self.group}/{stretch.begin}-{stretch.end}/{stretch.moves}"
+            if self.group_size > 1
+            else ""
+        )
+        windows = tuple(keys[i] for i in used)
+        answer = self.nodes[node].fetch.remote(
             FetchRequest(
                 feed=self._feed,
                 generation=self._generation,
-                windows=tuple(keys[i] for i in used),
+                windows=windows,
                 regions=tuple(
                     (renumbered[windows].astype(np.int32), rows.astype(np.int32), cols)
                     for windows, rows, cols in regions
@@ -213,6 +255,7 @@ class Fetcher:
                 share_count=self.group_size,
             )
         )
+        return windows, answer
 
 
 _NOTHING: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], tuple[int, int]] = (

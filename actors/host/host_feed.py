@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Generic, TypeVar
@@ -21,22 +22,26 @@ import ray
 from ray.actor import ActorHandle
 
 from meshfeed.actors.host.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
+from meshfeed.actors.host.feed_view import FeedView
 from meshfeed.actors.host.fetching import Fetcher, Stretch
-from meshfeed.actors.host.granted import Granted
 from meshfeed.actors.host.handoff import Handoff
 from meshfeed.actors.host.presence import Presence
 from meshfeed.actors.host.waiting import Waiting
 from meshfeed.actors.messages import FeedUpdate, Opening
-from meshfeed.actors.slice_checks import SliceSamples
+from meshfeed.actors.slice_checks import SliceDigest, SliceSamples
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
-from meshfeed.pipeline.plan.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 """A host that takes steps says so at least this often."""
+
+LOOK_AGAIN_S = 1.0
+"""Rows that a node did not give are asked for again after so long, if nothing was heard of them."""
+
+PAUSE_S = 0.1
 
 STALL = "stall: generation %d, host %d, step %d, stage %s: no batch for %.1f s; %s"
 
@@ -75,24 +80,18 @@ class HostFeed(Generic[Batch]):
         self._process_index = process_index
         self._limits = limits
         self._make_batches = make_batches
-        self._batch_size = opening.spec.config.batch_size
-        epochs = opening.spec.epochs()
-        cursor = None if opening.start is None else Cursor.from_json(opening.start)
-        self._schedule = Schedule(opening.spec.source_plans(epochs), start=cursor)
         self._fetcher = Fetcher(feed, opening, plan, process_index)
-        self._start = cursor
-        self._taken = 0 if cursor is None else cursor.step
-        self._step_bytes = self._fetcher.step_bytes
-        stretch_steps = max(1, limits.stretch_bytes // self._step_bytes)
-        self._granted = Granted(self._taken, opening.least_depth, stretch_steps)
-        self._since = 0
+        step_bytes = self._fetcher.step_bytes
+        self._view = FeedView(opening, max(1, limits.stretch_bytes // step_bytes))
+        self._granted = self._view.granted
+        self._taken = self._view.start_step
+        self._looking_for: Stretch | None = None
         self._samples = SliceSamples()
         self._error: BaseException | None = None
         self._closed = threading.Event()
-        self._state = threading.Condition()
         self._ended = False
         self._stretches: Handoff[Stretch | None] = Handoff(1, self._closed)
-        self._ready: Handoff[Batch | None] = Handoff(limits.batches(self._step_bytes), self._closed)
+        self._ready: Handoff[Batch | None] = Handoff(limits.batches(step_bytes), self._closed)
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"meshfeed-{name}", daemon=True)
             for name, work in (
@@ -134,7 +133,7 @@ class HostFeed(Generic[Batch]):
                 waited = self.waiting.look()
                 self._raise_error()
                 if waited > self._limits.timeout_s:
-                    raise self._stall(waited) from None
+                    raise self._stall(waited, f"batch of step {self._taken}") from None
                 if waited > self._limits.stall_s and not warned:
                     warned = True
                     self._warn(waited)
@@ -143,12 +142,12 @@ class HostFeed(Generic[Batch]):
             self._ended = True
             self._error = self._error or self._granted.no_more
             self._raise_error()
-            self._tell_update()
+            self._view.notify()
             return None
         self._taken += 1
         self.counters.steps += 1
         if self._wants_more():
-            self._tell_update()
+            self._view.notify()
         return batch
 
     @property
@@ -165,18 +164,11 @@ class HostFeed(Generic[Batch]):
 
     def rows_of(self, step: int) -> int:
         """Rows of a step that exist: all but for the last step of the feed."""
-        total = self._schedule.total_rows
-        left = self._batch_size if total is None else total - step * self._batch_size
-        return max(0, min(self._batch_size, left))
+        return self._view.rows_of(step)
 
     def cursor(self) -> Cursor:
         """Where the feed is after the last batch taken: the same on every host."""
-        with self._state:
-            if self._start is not None and self._taken == self._start.step:
-                return self._start
-            row = self._taken * self._batch_size
-            total = self._schedule.total_rows
-            return self._schedule.cursor(row if total is None else min(row, total), self._taken)
+        return self._view.cursor(self._taken)
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends the threads and leaves the membership; the others hear an error, if there is one."""
@@ -184,8 +176,7 @@ class HostFeed(Generic[Batch]):
             return
         self._presence.leave(error)
         self._closed.set()
-        with self._state:
-            self._state.notify_all()
+        self._view.notify()
         for thread in self._threads:
             thread.join(timeout=10)
         self._ready.drain()
@@ -205,8 +196,7 @@ class HostFeed(Generic[Batch]):
         """The trainer is to raise this; the first error is the one that counts."""
         if self._error is None:
             self._error = error
-        with self._state:
-            self._state.notify_all()
+        self._view.notify()
 
     def _update(self) -> None:
         """Asks again when half of what was granted is taken, or at once when there is no more.
@@ -215,8 +205,8 @@ class HostFeed(Generic[Batch]):
         """
         told = self._taken
         while not self._closed.is_set():
-            with self._state:
-                self._state.wait_for(self._wants_more, timeout=HEARTBEAT_S)
+            with self._view.changed:
+                self._view.changed.wait_for(self._wants_more, timeout=HEARTBEAT_S)
                 finished = self._granted.is_finished(self._taken)
                 if self._closed.is_set():
                     return
@@ -232,7 +222,7 @@ class HostFeed(Generic[Batch]):
                     self._process_index,
                     acked=taken,
                     granted=granted,
-                    since=self._since,
+                    since=self._view.since,
                     waited=self.waiting.plain(),
                     known_nodes=len(self._fetcher.nodes),
                     checks=self._samples.take(),
@@ -242,26 +232,18 @@ class HostFeed(Generic[Batch]):
             self._apply(update)
             if finished:
                 return
+            if self._looking_for is not None:
+                self._closed.wait(PAUSE_S)
 
     def _wants_more(self) -> bool:
-        return self._closed.is_set() or self._granted.wants_more(self._taken)
+        wants = self._looking_for is not None or self._granted.wants_more(self._taken)
+        return wants or self._closed.is_set()
 
     def _apply(self, update: FeedUpdate) -> None:
         self._fetcher.learn(update)
-        with self._state:
-            for source, rows, records in update.row_counts():
-                self._schedule.append(source, rows, records)
-            self._forget_taken()
-            self._since = update.next_event
-            self._granted.learn(update)
-            self._state.notify_all()
-
-    def _forget_taken(self) -> None:
-        """Keeps memory flat: what lies before the next batch is not asked for again."""
-        if self._taken * self._batch_size > self._schedule.first_row:
-            cursor = self.cursor()
-            self._fetcher.forget_before(cursor)
-            self._schedule.forget(cursor.global_row)
+        passed = self._view.apply(update, self._taken)
+        if passed is not None:
+            self._fetcher.forget_before(passed)
 
     def _fetch(self) -> None:
         """Fetches granted steps in stretches, one of them always under way ahead."""
@@ -269,8 +251,8 @@ class HostFeed(Generic[Batch]):
         while not self._closed.is_set():
             if ahead is None:
                 self.waiting.fetching = "grant"
-                with self._state:
-                    self._state.wait_for(lambda: self._closed.is_set() or self._fetchable(), 1.0)
+                with self._view.changed:
+                    self._view.changed.wait_for(self._fetchable, 1.0)
                     if self._closed.is_set():
                         return
                     if not self._granted.has_stretch and self._granted.all_granted:
@@ -279,28 +261,51 @@ class HostFeed(Generic[Batch]):
                 continue
             now, ahead = ahead, self._request()
             self.waiting.fetching = "fetch"
-            now.wait(self._limits.timeout_s)
+            if not now.wait(self._limits.timeout_s):
+                now = self._fetch_again(now)
             self.counters.bytes_fetched += now.nbytes
             self.counters.fetches += now.requests
             if self._fetcher.group_size > 1:
-                self._samples.add(self._fetcher.group, now.begin, now.end, now.digest)
+                self._samples.add(
+                    SliceDigest(self._fetcher.group, now.begin, now.end, now.digest, now.moves)
+                )
             self._stretches.put(now)
         self._stretches.put(None)
 
     def _fetchable(self) -> bool:
-        return self._granted.has_stretch or self._granted.all_granted
+        granted = self._granted
+        return granted.has_stretch or granted.all_granted or self._closed.is_set()
 
     def _request(self) -> Stretch | None:
         """Asks for the next stretch, if one is granted."""
-        with self._state:
-            steps = self._granted.next_stretch()
-            if steps is None:
-                return None
-            begin, end = steps
-            first, last = begin * self._batch_size, end * self._batch_size
-            total = self._schedule.total_rows
-            places = self._schedule.locate(first, last if total is None else min(last, total))
-        return self._fetcher.request(begin, end, places)
+        steps = self._view.next_stretch()
+        return None if steps is None else self._fetcher.request(*steps)
+
+    def _fetch_again(self, lost: Stretch) -> Stretch:
+        """A node is gone with some rows: asks for all anew, once they lie elsewhere.
+
+        Raises:
+            StallError: nobody has run their windows again in time.
+        """
+        began = time.monotonic()
+        self.counters.fetched_again += 1
+        while (waited := time.monotonic() - began) < self._limits.timeout_s:
+            self._await_moves(lost)
+            again = self._fetcher.request(*self._view.steps(lost.begin, lost.end))
+            if again.wait(self._limits.timeout_s) or self._closed.is_set():
+                return again
+            lost = again
+        raise self._stall(waited, f"window {next(iter(lost.unheld))} of step {lost.begin}")
+
+    def _await_moves(self, lost: Stretch) -> None:
+        """Asks the coordinator where the windows of a stretch lie now; gives up after a while."""
+        self._looking_for = lost
+        with self._view.changed:
+            self._view.changed.notify_all()
+            self._view.changed.wait_for(
+                lambda: self._closed.is_set() or self._fetcher.has_moved(lost), LOOK_AGAIN_S
+            )
+        self._looking_for = None
 
     def _assemble(self) -> None:
         while not self._closed.is_set():
@@ -319,19 +324,15 @@ class HostFeed(Generic[Batch]):
             self.waiting.assembling = False
         self._ready.put(None)
 
-    def _tell_update(self) -> None:
-        with self._state:
-            self._state.notify_all()
-
     def _warn(self, waited: float) -> None:
         """Says what is waited for, so that nobody has to guess."""
         where = (self.generation, self._process_index, self._taken, self.waiting.stage, waited)
         missing = what_is_missing(self._coordinator, self._feed)
         log.warning(STALL, *where, missing)
 
-    def _stall(self, waited: float) -> StallError:
+    def _stall(self, waited: float, what: str) -> StallError:
         return StallError(
-            f"batch of step {self._taken}",
+            what,
             waited,
             generation=self.generation,
             host=str(self._process_index),

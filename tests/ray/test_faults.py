@@ -134,6 +134,54 @@ def test_case_31_a_killed_reader_is_replaced_and_nothing_changes(
     assert len(set(after.values()) - set(before.values())) == 1
 
 
+@pytest.mark.parametrize("partition", ["DATA", "REPLICATED"])
+def test_a_killed_node_server_is_replaced_and_its_windows_are_run_again(
+    partition: str,
+    settings: dict[str, Any],
+    start_run: Callable[..., Any],
+    world_2x2: PlainWorld,
+    baseline: list[int],
+    tmp_path: Path,
+) -> None:
+    with (
+        start_run(run_dir=tmp_path, readers=2, **settings) as run,
+        world_2x2.feed(tmp_path, partition=partition) as feed,
+    ):
+        digests = [step.digest for step in feed.take(20)]
+        (server,) = run.status()["nodes"]["up"]
+        feed.begin(STEPS - 20, pause=0.01)
+        os.kill(server["pid"], signal.SIGKILL)
+        digests += [step.digest for step in feed.finish()]
+        nodes = _wait_for(lambda: found if (found := run.status()["nodes"])["replaced"] else None)
+        source = run.status()["feeds"]["train"]["sources"]["data"]
+    assert digests == baseline
+    assert nodes["died"] == 1
+    assert [up["node"] for up in nodes["up"]] == [1]
+    assert source["windows_again"]
+
+
+def test_a_node_server_that_dies_again_and_again_ends_the_run_with_its_name(
+    settings: dict[str, Any],
+    start_run: Callable[..., Any],
+    world_2x2: PlainWorld,
+    tmp_path: Path,
+) -> None:
+    with start_run(run_dir=tmp_path, readers=1, **settings) as run:
+        feed = world_2x2.feed(tmp_path)
+        feed.begin(None, pause=0.05)
+        for life in range(4):
+            (server,) = _wait_for(
+                lambda life=life: [up for up in run.status()["nodes"]["up"] if up["node"] == life]
+            )
+            os.kill(server["pid"], signal.SIGKILL)
+        with pytest.raises(WorldError) as failed:
+            feed.finish()
+        feed.close()
+    for kind, message in failed.value.errors.values():
+        assert kind == "MeshfeedError"
+        assert "no node is left that reads" in message
+
+
 def test_case_29_failed_and_hung_reads_are_tried_again(
     start_run: Callable[..., Any],
     world_2x2: PlainWorld,
