@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -22,6 +23,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshfeed.pipeline.assemble.worlds import World, current_world, join_world
+from meshfeed.pipeline.assemble.worlds.compilation_cache import (
+    cache_counts,
+    enable_compilation_cache,
+    foreseen_devices,
+)
 
 DEVICES = 2
 P = PartitionSpec
@@ -83,6 +89,26 @@ class Member:
             "first": int(first),
         }
 
+    def enable_cache(self, folder: str) -> None:
+        enable_compilation_cache(folder)
+
+    def compile_ahead(self, process_count: int, process_index: int) -> dict[str, int]:
+        """Compiles what ``run_programs`` will run in a world of that size."""
+        before = cache_counts()
+        with foreseen_devices(process_count, process_index, DEVICES) as devices:
+            for program, shapes in programs(devices):
+                program.lower(*shapes).compile()
+        return asdict(cache_counts().since(before))
+
+    def run_programs(self) -> dict[str, Any]:
+        """Runs them, and says what the cache gave and what came out."""
+        before = cache_counts()
+        values = []
+        for program, shapes in programs(jax.devices()):
+            given = [_ones(shape) for shape in shapes]
+            values.append(float(np.asarray(program(*given).addressable_data(0)).sum()))
+        return {"values": values, **asdict(cache_counts().since(before))}
+
     def keep(self) -> None:
         """Keeps an array, and so the devices of this world."""
         self.kept = self._array()
@@ -130,6 +156,33 @@ class Member:
         sharding = NamedSharding(Mesh(devices, ("data",)), P("data"))
         whole = np.arange(4 * len(devices), dtype=np.float32)
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def programs(devices: list[Any]) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:
+    """Programs on a mesh of these devices, with the shapes and places of their arguments."""
+    mesh = Mesh(np.array(devices).reshape(-1, 2), ("data", "model"))
+    rows, columns, whole = (
+        NamedSharding(mesh, spec) for spec in (P("data"), P(None, "model"), P())
+    )
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) / x.shape[0]
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.mean(layer(x, w) ** 2)
+
+    x = jax.ShapeDtypeStruct((24, 16), jnp.float32, sharding=rows)
+    w = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=columns)
+    return [
+        (jax.jit(layer, out_shardings=rows), [x, w]),
+        (jax.jit(jax.grad(loss, argnums=1), out_shardings=columns), [x, w]),
+        (jax.jit(loss, out_shardings=whole), [x, w]),
+    ]
+
+
+def _ones(like: jax.ShapeDtypeStruct) -> jax.Array:
+    ones = np.ones(like.shape, like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: ones[index])
 
 
 def main() -> None:

@@ -9,6 +9,9 @@ logger = logging.getLogger(__name__)
 
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
 
+COLLECTIVE_LIMIT_S = 600
+"""After which Gloo ends a wait for a peer by itself; longer than any healthy wait for one."""
+
 
 def warn_of_stale_environment(
     address: str, process_index: int, process_count: int, devices: int | None
@@ -46,7 +49,7 @@ def warn_of_stale_environment(
     return stale
 
 
-def limit_collectives(seconds: int) -> None:
+def limit_collectives(seconds: int = COLLECTIVE_LIMIT_S) -> None:
     """Sets the time-out of CPU collectives, unless XLA_FLAGS has one.
 
     XLA reads its flags once, before the first backend of a process is made.

@@ -9,14 +9,24 @@ Seen to work with jax 0.10 on CPU.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
+import socket
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.extend.backend
+
+from meshfeed.pipeline.plan.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PORT_ATTEMPTS = 5
 
 PATIENCE_S = 20 * 24 * 3600
 """Seconds after which JAX gives up on a process or a service; gRPC counts milliseconds in 31 bits.
@@ -27,6 +37,7 @@ limits of its own here, and a loss is noticed by others."""
 SERVICE_ARGUMENTS = ("heartbeat_timeout", "shutdown_timeout", "recoverable")
 CLIENT_ARGUMENTS = ("init_timeout", "shutdown_timeout", "shutdown_on_destruction")
 CLIENT_METHODS = ("connect", "shutdown", "wait_at_barrier", "key_value_set", "key_value_dir_get")
+CACHE_NAMES = ("_cache", "_cache_initialized", "put_executable_and_time", "reset_cache")
 STATE_FIELDS = ("client", "service", "process_id", "num_processes", "coordinator_address")
 
 
@@ -39,8 +50,8 @@ def supported() -> str | None:
             "has been seen to work on cpu only, an accelerator is given back when its process ends"
         )
     try:
-        from jax._src import compiler, distributed, xla_bridge
-        from jax._src.lib import _jax  # type: ignore[attr-defined]
+        from jax._src import compilation_cache, compiler, dispatch, distributed, xla_bridge
+        from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
     except ImportError as error:
         return f"jax {jax.__version__} is not built as expected: {error}"
     lacking = [
@@ -50,6 +61,10 @@ def supported() -> str | None:
         *_lacking(getattr(distributed, "global_state", None), STATE_FIELDS),
         *_lacking(xla_bridge, ("backends_are_initialized", "_clear_backends")),
         *_lacking(compiler, ("_cache_write",)),
+        *_lacking(compilation_cache, CACHE_NAMES),
+        *_lacking(dispatch, ("runtime_tokens",)),
+        *_lacking(_jax, ("make_gloo_tcp_collectives",)),
+        *_lacking(xla_client, ("make_cpu_client",)),
         *_lacking(jax.extend.backend, ("clear_backends",)),
     ]
     return f"jax {jax.__version__} lacks {', '.join(lacking)}" if lacking else None
@@ -64,23 +79,41 @@ def _lacking_arguments(module: object, function: str, arguments: tuple[str, ...]
     return [f"{function}({name})" for name in arguments if f"{name}:" not in signature]
 
 
-def start_service(address: str, process_count: int) -> Any:
+def start_service(process_count: int) -> tuple[Any, str]:
     """A coordination service for processes any of which may die; ``shutdown()`` ends it.
 
+    It must not be ended while a client is connected that has not been shut down: that ends the
+    client's process.
+
     Args:
-        address: host:port to listen on.
         process_count: processes of the world.
+
+    Returns:
+        The service, and its address on loopback.
+
+    Raises:
+        ConfigError: no port could be had.
     """
     from jax._src.lib import _jax  # type: ignore[attr-defined]
 
-    return _jax.get_distributed_runtime_service(
-        address,
-        process_count,
-        heartbeat_timeout=PATIENCE_S,
-        cluster_register_timeout=PATIENCE_S,
-        shutdown_timeout=1,
-        recoverable=True,
-    )
+    for _ in range(PORT_ATTEMPTS):
+        with socket.socket() as probe:  # gRPC does not say which port it took for 0
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        try:
+            service = _jax.get_distributed_runtime_service(
+                address,
+                process_count,
+                heartbeat_timeout=PATIENCE_S,
+                cluster_register_timeout=PATIENCE_S,
+                shutdown_timeout=1,
+                recoverable=True,
+            )
+        except RuntimeError as error:  # another process was quicker to take the port
+            problem = error
+        else:
+            return service, address
+    raise ConfigError("coordination service", f"cannot listen on loopback: {problem}")
 
 
 def make_client(address: str, process_index: int) -> Any:
@@ -163,3 +196,93 @@ def watch_backend() -> Callable[[], bool]:
     """A function that says whether the backend of now is still in use by anything."""
     backend = weakref.ref(jax.extend.backend.get_backend())
     return lambda: backend() is not None
+
+
+def use_cache(cache: Any) -> None:
+    """Lets the compilation cache read from ``cache`` and every process write to it.
+
+    Args:
+        cache: has ``get(key)`` and ``put(key, value)``.
+    """
+    from jax._src import compilation_cache, compiler
+
+    compilation_cache.reset_cache()
+    compilation_cache._cache = cache
+    compilation_cache._cache_initialized = True
+    compiler._cache_write = _write_from_any_process
+
+
+def _write_from_any_process(  # noqa: PLR0917 - the arguments are JAX's
+    cache_key: str,
+    compile_time_secs: float,
+    module_name: str,
+    backend: Any,
+    executable: Any,
+    host_callbacks: Any,
+) -> None:
+    """As JAX's own, which does nothing where the process is not 0."""
+    from jax._src import compilation_cache
+
+    if host_callbacks:
+        return  # they are addresses of this process
+    try:
+        compilation_cache.put_executable_and_time(
+            cache_key, module_name, executable, backend, int(compile_time_secs)
+        )
+    except (OSError, jax.errors.JaxRuntimeError) as error:
+        logger.warning("%s was compiled and could not be kept: %s", module_name, error)
+
+
+@contextlib.contextmanager
+def pretended_world(process_count: int, process_index: int, devices: int) -> Iterator[list[Any]]:
+    """The devices of a world as one of its processes sees them; all of them are in this process.
+
+    Raises:
+        ConfigError: they could not be made.
+    """
+    service, address = start_service(process_count)
+    clients = [make_client(address, index) for index in range(process_count)]
+    kept: list[Any] = []
+    problems: list[str] = []
+
+    def make(index: int) -> None:
+        try:
+            clients[index].connect()
+            backend = _compiling_backend(clients[index], index, process_count, devices)
+        except (RuntimeError, TypeError) as error:
+            problems.append(str(error))
+        else:
+            if index == process_index:  # the others were only there to be seen by it
+                kept.append(backend)
+
+    threads = [
+        threading.Thread(target=make, args=[index], name="meshfeed-pretend", daemon=True)
+        for index in range(process_count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        if problems:
+            raise ConfigError("compile ahead", f"no devices to compile for: {problems[0]}")
+        yield kept[0].devices()
+    finally:
+        kept.clear()
+        for client in clients:
+            client.shutdown()
+        service.shutdown()
+
+
+def _compiling_backend(client: Any, index: int, process_count: int, devices: int) -> Any:
+    from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+
+    return xla_client.make_cpu_client(
+        asynchronous=True,
+        distributed_client=client,
+        # Without it no program that spans processes can be compiled.
+        collectives=_jax.make_gloo_tcp_collectives(distributed_client=client),
+        node_id=index,
+        num_nodes=process_count,
+        num_devices=devices,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
@@ -11,7 +10,6 @@ from meshfeed.pipeline.assemble.worlds.link import Link
 from meshfeed.pipeline.plan.errors import ConfigError, StallError
 
 STOP_LIMIT_S = 20.0
-ATTEMPTS = 5
 
 
 class CoordinationService:
@@ -33,7 +31,7 @@ class CoordinationService:
         if (reason := private_jax.supported()) is not None:
             raise ConfigError("world", f"reuse is not possible: {reason}", "Use fresh")
         self.process_count = process_count
-        inner, service = _start(process_count)
+        service, inner = private_jax.start_service(process_count)
         self._service: Any = service
         self._ending: threading.Thread | None = None
         self._door = Link(inner, host=host, port=port)
@@ -64,17 +62,3 @@ class CoordinationService:
             if self._ending.is_alive():
                 raise StallError(f"end of the coordination service {self.address}", STOP_LIMIT_S)
         self._service = None
-
-
-def _start(process_count: int) -> tuple[str, Any]:
-    """The service itself, on a free port of loopback: gRPC does not say which it took for 0."""
-    for attempt in range(ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        try:
-            return address, private_jax.start_service(address, process_count)
-        except RuntimeError as error:  # another process was quicker to take the port
-            if attempt == ATTEMPTS - 1:
-                raise ConfigError("coordination service", f"cannot listen: {error}") from error
-    raise AssertionError

@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 LISTENERS = "meshfeed/listeners/"
 POLL_S = 0.05
 
-COLLECTIVE_LIMIT_S = 600
-"""After which Gloo ends a wait for a peer by itself; longer than any healthy wait for one."""
-
 _current: World | None = None
 _newest = -1
 _joining = threading.Lock()
@@ -93,7 +90,8 @@ class World:
         They raise ``JaxRuntimeError`` at once, and so do those of peers that waited for this
         process. The world is of no use afterwards: leave it. About one thread in a hundred stays:
         Gloo forgets an operation that begins while its connection breaks, until
-        ``COLLECTIVE_LIMIT_S``. Leaving works none the less; wait for the thread a few seconds only.
+        ``environment.COLLECTIVE_LIMIT_S``. Leaving works none the less; wait for the thread a few
+        seconds only.
 
         Returns:
             Connections that were cut; 0 where none was left.
@@ -178,7 +176,7 @@ def join_world(
         warn_of_stale_environment(address, process_index, process_count, devices)
         if private_jax.backends_exist():
             private_jax.forget_backends()
-        limit_collectives(COLLECTIVE_LIMIT_S)
+        limit_collectives()
         if devices is not None:
             jax.config.update("jax_num_cpu_devices", devices)
         began = time.monotonic()
