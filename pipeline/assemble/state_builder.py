@@ -67,7 +67,8 @@ class StateBuilder:
     Args:
         like: the state or its ``jax.eval_shape``: the tree, shapes and dtypes.
         shardings: a tree of the same form, or a prefix of it, of the new mesh's shardings. Leaves
-            that are numpy arrays or Python numbers need none, and become such again.
+            that are numpy arrays or Python numbers need none, and become such again; a numpy
+            array with a sharding becomes a ``jax.Array``.
 
     Raises:
         ConfigError: a leaf that cannot be moved, or that has no sharding.
@@ -82,17 +83,19 @@ class StateBuilder:
             self._growing[path] = self._begin(describe(path, leaf), sharding)
 
     def _begin(self, leaf: StateLeaf, sharding: Any) -> _Growing:
-        if leaf.kind in (LeafKind.NUMPY, LeafKind.PYTHON):
+        kind = leaf.kind
+        if kind is LeafKind.PYTHON or (kind is LeafKind.NUMPY and sharding is None):
             needed, sharding = whole(leaf.shape), None
         elif isinstance(sharding, Sharding):
             needed = boxes_needed(leaf.shape, sharding, jax.process_index())
+            kind = LeafKind.ARRAY if kind is LeafKind.NUMPY else kind
         else:
             raise ConfigError(
                 f"shardings{leaf.path}", f"{sharding!r} is no sharding", "Give one for each array"
             )
         described = StateLeaf(
             path=leaf.path,
-            kind=leaf.kind,
+            kind=kind,
             shape=leaf.shape,
             dtype=leaf.dtype,
             key_impl=leaf.key_impl,

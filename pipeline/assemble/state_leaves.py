@@ -101,11 +101,16 @@ class StateLeaf:
         )
 
     def differs_from(self, other: StateLeaf) -> str:
-        """What is not the same, boxes apart, in words; empty where all is."""
+        """What is not the same, boxes apart, in words; empty where all is.
+
+        An array may lie on devices in one state and in host memory in the other.
+        """
+        arrays = (LeafKind.ARRAY, LeafKind.NUMPY)
+        kinds = ["array" if one.kind in arrays else one.kind.value for one in (self, other)]
         words = [
             f"{name} {mine} and {theirs}"
             for name, mine, theirs in (
-                ("kind", self.kind.value, other.kind.value),
+                ("kind", *kinds),
                 ("shape", list(self.shape), list(other.shape)),
                 ("dtype", self.dtype, other.dtype),
                 ("key", self.key_impl, other.key_impl),

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from member_state import MemberState
 
 from meshfeed.pipeline.assemble.worlds import World, current_world, join_world
 from meshfeed.pipeline.assemble.worlds.compilation_cache import (
@@ -41,6 +43,7 @@ class Member:
         self.failure = ""
         self.kept: Any = None
         self._trainer: threading.Thread | None = None
+        self._state = MemberState()
 
     @property
     def world(self) -> World:
@@ -108,6 +111,12 @@ class Member:
             given = [_ones(shape) for shape in shapes]
             values.append(float(np.asarray(program(*given).addressable_data(0)).sum()))
         return {"values": values, **asdict(cache_counts().since(before))}
+
+    def state(self, call: str, **arguments: Any) -> Any:
+        """An order for the training state."""
+        if "folder" in arguments:
+            arguments["folder"] = Path(arguments["folder"])
+        return getattr(self._state, call)(**arguments)
 
     def keep(self) -> None:
         """Keeps an array, and so the devices of this world."""

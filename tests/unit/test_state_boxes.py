@@ -50,6 +50,11 @@ def a_state() -> dict[str, Any]:
     }
 
 
+def _shardings(state: Any) -> Any:
+    """One for each leaf that lies on devices."""
+    return {name: None if name == "table" else _sharding() for name in state}
+
+
 def _sharding() -> NamedSharding:
     return NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec())
 
@@ -80,7 +85,7 @@ def same(a: Any, b: Any) -> None:
 def test_a_state_survives_boxes() -> None:
     state = a_state()
     held = HeldState.copy_of(state)
-    builder = StateBuilder(state, _sharding())
+    builder = StateBuilder(state, _shardings(state))
     builder.check(held.leaves)
     for path, one, cells in _pieces(held):
         builder.put(path, one, cells)
@@ -164,7 +169,7 @@ def test_copies_are_ours_alone() -> None:
     held.cells["['n']"][0][:] = 5
     assert float(state["w"].max()) == 1.0
     assert state["n"].max() == 1.0
-    builder = StateBuilder(state, _sharding())
+    builder = StateBuilder(state, {"w": _sharding(), "n": None})
     sent = held.read("['w']", held.leaves["['w']"].boxes[0])
     builder.put("['w']", held.leaves["['w']"].boxes[0], sent)
     builder.put("['n']", held.leaves["['n']"].boxes[0], held.cells["['n']"][0])
