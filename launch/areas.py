@@ -39,8 +39,8 @@ class Area:
 
 def areas_of(plan: SlicePlan) -> list[Area]:
     """The rectangles of a plan, from top left to bottom right."""
-    rows = _spread(plan.parts[0], MOST_ROWS)
-    cols = _spread(plan.parts[1], MOST_COLUMNS)
+    rows = spread(plan.parts[0], MOST_ROWS)
+    cols = spread(plan.parts[1], MOST_COLUMNS)
     groups, begins = _groups_by_block(plan)
     keys: dict[tuple[int, ...], int] = {}
     shown = np.empty((len(rows), len(cols)), dtype=np.int64)
@@ -126,7 +126,7 @@ def mesh_grid(mesh: MeshLayout) -> MeshGrid:
         name = axes[0][0] if axes else mesh.axis_names[0]
         down, across = f"{name} {mesh.num_devices}", "line by line" if width > 1 else ""
     owners = mesh.process_of_device.reshape(-1, width)
-    rows, cols = _spread(owners.shape[0], 64), _spread(width, 32)
+    rows, cols = spread(owners.shape[0], 64), spread(width, 32)
     return MeshGrid(
         owners=owners[np.ix_(rows, cols)], down=down, across=across, size=(len(owners), width)
     )
@@ -161,7 +161,7 @@ def _groups_by_block(plan: SlicePlan) -> tuple[npt.NDArray[np.int64], npt.NDArra
     return group[order].astype(np.int64), begins.astype(np.int64)
 
 
-def _spread(count: int, most: int) -> npt.NDArray[np.int64]:
+def spread(count: int, most: int) -> npt.NDArray[np.int64]:
     """At most ``most`` of ``range(count)``, evenly spaced."""
     shown = min(count, most)
     return (

@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "meshfeed.launch.serve_command",
     "plan": "meshfeed.launch.plan_command",
     "explain-partition": "meshfeed.launch.explain_partition_command",
+    "reshard-plan": "meshfeed.launch.reshard_plan_command",
     "check": "meshfeed.launch.check_command",
     "inspect": "meshfeed.launch.inspect_command",
     "status": "meshfeed.launch.status_command",
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in [asked] if asked else () if words == ["--version"] else COMMANDS:
         add = getattr(import_module(COMMANDS[command]), f"add_{command.replace('-', '_')}_command")
         add(commands)
-    args = parser.parse_args(words)
+    args = parser.parse_args(_joined(words))
     try:
         status: int = args.run(args)
     except MeshfeedError as error:
@@ -52,6 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
         return 1
     return status
+
+
+def _joined(words: list[str]) -> list[str]:
+    """``--dst-spec -,tensor`` as ``--dst-spec=-,tensor``: argparse takes the value for a flag."""
+    joined: list[str] = []
+    for word in words:
+        if word.startswith("-,") and joined and joined[-1].startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Right, the mesh in the same colours, and the key to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from xml.sax.saxutils import escape
 
 from meshfeed.launch.areas import (
     MOST_ROWS,
@@ -21,92 +19,17 @@ from meshfeed.launch.areas import (
     ticks,
 )
 from meshfeed.launch.palette import CARD, FAINT, INK, PAPER, QUIET, host_colours
+from meshfeed.launch.sheet import Sheet
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.mesh import MeshLayout
 from meshfeed.pipeline.plan.partition import describe_spec
 
 WIDTH, HEIGHT = 1200, 760
-_FONT = "Inter, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
 _BATCH = (104.0, 142.0, 620.0, 540.0)  # left, top, width, height
 _SIDE = 800.0  # where the right column begins
 _SIDE_WIDTH = 352.0
-_STRIPE = 13.0
 _MOST_NAMED = 16
 _MOST_STRIPES = 64
-
-
-@dataclass(slots=True)
-class _Sheet:
-    """SVG elements, in drawing order."""
-
-    body: list[str] = field(default_factory=list)
-    defs: list[str] = field(default_factory=list)
-
-    def rect(
-        self,
-        box: tuple[float, float, float, float],
-        fill: str,
-        *,
-        radius: float = 0,
-        extra: str = "",
-    ) -> None:
-        """A rectangle; ``box`` is left, top, width, height."""
-        x, y, width, height = box
-        self.body.append(
-            f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
-            f'rx="{radius:.1f}" fill="{fill}"{" " + extra if extra else ""}/>'
-        )
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        *,
-        size: float = 12,
-        fill: str = INK,
-        bold: bool = False,
-        anchor: str = "start",
-        extra: str = "",
-    ) -> None:
-        """Words whose middle line is at ``y``."""
-        weight = ' font-weight="600"' if bold else ""
-        self.body.append(
-            f'<text x="{x:.1f}" y="{y + size * 0.36:.1f}" font-size="{size:g}" fill="{fill}" '
-            f'text-anchor="{anchor}"{weight}{" " + extra if extra else ""}>{escape(words)}</text>'
-        )
-
-    def line(self, points: tuple[float, float, float, float], colour: str, extra: str = "") -> None:
-        """A line; ``points`` is x1, y1, x2, y2."""
-        x1, y1, x2, y2 = points
-        self.body.append(
-            f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" '
-            f'stroke="{colour}" {extra}/>'
-        )
-
-    def stripes(self, name: str, colours: Sequence[str]) -> str:
-        """A fill of slanted stripes, one colour after another, over and over."""
-        share = 100 / len(colours)
-        stops = "".join(
-            f'<stop offset="{at:.3f}%" stop-color="{colour}"/>'
-            for i, colour in enumerate(colours)
-            for at in (i * share, (i + 1) * share)
-        )
-        reach = _STRIPE * len(colours) / 2**0.5
-        self.defs.append(
-            f'<linearGradient id="{name}" gradientUnits="userSpaceOnUse" spreadMethod="repeat" '
-            f'x1="0" y1="0" x2="{reach:.2f}" y2="{reach:.2f}">{stops}</linearGradient>'
-        )
-        return f"url(#{name})"
-
-    def render(self, title: str) -> str:
-        """The SVG text."""
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            f'width="{WIDTH}" height="{HEIGHT}" font-family="{_FONT}" role="img">'
-            f"<title>{escape(title)}</title><defs>{''.join(self.defs)}</defs>"
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>{"".join(self.body)}</svg>\n'
-        )
 
 
 def draw_plan(plan: BatchPlan, mesh: MeshLayout, *, name: str, facts: Sequence[str] = ()) -> str:
@@ -121,7 +44,7 @@ def draw_plan(plan: BatchPlan, mesh: MeshLayout, *, name: str, facts: Sequence[s
     Returns:
         SVG text.
     """
-    sheet = _Sheet()
+    sheet = Sheet(WIDTH, HEIGHT)
     processes = plan.processes.tolist()
     colours = dict(zip(processes, host_colours(len(processes)), strict=True))
     leaf = "tokens" if "tokens" in plan.specs else next(iter(plan.specs))
@@ -147,7 +70,7 @@ def draw_plan(plan: BatchPlan, mesh: MeshLayout, *, name: str, facts: Sequence[s
 
 
 def _draw_batch(
-    sheet: _Sheet, plan: BatchPlan, areas: Sequence[Area], colours: dict[int, str]
+    sheet: Sheet, plan: BatchPlan, areas: Sequence[Area], colours: dict[int, str]
 ) -> None:
     left, top, width, height = _BATCH
     fills: dict[tuple[int, ...], str] = {}
@@ -173,7 +96,7 @@ def _draw_batch(
         _label(sheet, area, box)
 
 
-def _label(sheet: _Sheet, area: Area, box: tuple[float, float, float, float]) -> None:
+def _label(sheet: Sheet, area: Area, box: tuple[float, float, float, float]) -> None:
     """Hosts, rows and slice group, as far as there is room for them."""
     x, y, width, height = box
     if height < 13 or width < 46:
@@ -203,7 +126,7 @@ def _label(sheet: _Sheet, area: Area, box: tuple[float, float, float, float]) ->
         sheet.text(x + width / 2, at, words, size=size, bold=bold, anchor="middle")
 
 
-def _draw_padding(sheet: _Sheet, plan: BatchPlan) -> None:
+def _draw_padding(sheet: Sheet, plan: BatchPlan) -> None:
     left, top, width, height = _BATCH
     begin = top + height * plan.batch_size / plan.rows
     hatch = sheet.stripes("padding", [INK, PAPER])
@@ -216,7 +139,7 @@ def _draw_padding(sheet: _Sheet, plan: BatchPlan) -> None:
         sheet.text(left + width + 12, begin + 8 + 15 * i, words, size=11, fill=QUIET)
 
 
-def _draw_axes(sheet: _Sheet, plan: BatchPlan, parts: tuple[int, int]) -> None:
+def _draw_axes(sheet: Sheet, plan: BatchPlan, parts: tuple[int, int]) -> None:
     left, top, width, height = _BATCH
     for row in ticks(plan.rows, parts[0]):
         y = top + height * row / plan.rows
@@ -242,7 +165,7 @@ def _draw_axes(sheet: _Sheet, plan: BatchPlan, parts: tuple[int, int]) -> None:
     )
 
 
-def _draw_mesh(sheet: _Sheet, grid: MeshGrid, colours: dict[int, str]) -> float:
+def _draw_mesh(sheet: Sheet, grid: MeshGrid, colours: dict[int, str]) -> float:
     """The mesh in its card; returns where the card ends."""
     down, across = grid.owners.shape
     cell = min(46.0, 250.0 / down, (_SIDE_WIDTH - 96) / across)
@@ -272,7 +195,7 @@ def _draw_mesh(sheet: _Sheet, grid: MeshGrid, colours: dict[int, str]) -> float:
     return float(top - 52 + tall + 92)
 
 
-def _draw_key(sheet: _Sheet, plan: BatchPlan, colours: dict[int, str], top: float) -> None:
+def _draw_key(sheet: Sheet, plan: BatchPlan, colours: dict[int, str], top: float) -> None:
     """Which colour is which host, and how hosts share slices."""
     hosts = list(colours)
     sheet.text(_SIDE + 20, top - 12, "Hosts", size=14, bold=True)

@@ -15,6 +15,7 @@ from meshfeed.launch.areas import describe_hosts
 from meshfeed.launch.draw import draw_plan
 from meshfeed.launch.plan_data import print_data_plan
 from meshfeed.launch.settings import add_config_flags, mapping_from
+from meshfeed.launch.sheet import write_picture
 from meshfeed.launch.words import format_bytes
 from meshfeed.pipeline.data.batches.leaves import DEFAULT_DTYPES
 from meshfeed.pipeline.data.batches.regions import region_nbytes
@@ -127,7 +128,7 @@ def run_plan(args: argparse.Namespace) -> int:
         console.print()
         print_data_plan(console, config, feed.name, args.windows)
     if args.picture != "none":
-        _write_picture(Path(args.picture), draw_plan(plan, mesh, name=_name(config), facts=facts))
+        write_picture(Path(args.picture), draw_plan(plan, mesh, name=_name(config), facts=facts))
         console.print(f"Picture: {args.picture}", highlight=False, soft_wrap=True)
     return 0
 
@@ -239,12 +240,3 @@ def _print_costs(
 
 def _by(shape: tuple[int, int]) -> str:
     return f"{shape[0]}x{shape[1]}"
-
-
-def _write_picture(path: Path, svg: str) -> None:
-    if path.suffix.lower() != ".svg":
-        raise ConfigError(
-            "picture", f"{path} is no .svg file", "A browser shows it and can save it as PNG"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(svg, encoding="utf-8")

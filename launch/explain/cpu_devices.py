@@ -30,12 +30,19 @@ def check_size(axes: Mapping[str, int], setting: str = "mesh") -> int:
             f"axis {wrong[0]!r} of {describe_axes(axes)} has size {axes[wrong[0]]}",
             "Give 1 or more: the CPU devices are made for the mesh, nothing is left over",
         )
-    devices = math.prod(axes.values())
+    return check_count(math.prod(axes.values()), setting)
+
+
+def check_count(devices: int, setting: str) -> int:
+    """The number itself, if this machine can stand for so many devices.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if devices > MOST_DEVICES:
         raise ConfigError(
             setting,
-            f"{describe_axes(axes)} is {devices:,} devices; {MOST_DEVICES} are the most that are "
-            "simulated in one process",
+            f"{devices:,} devices are needed; {MOST_DEVICES} are the most that are simulated here",
             "Make axes smaller: collectives and bytes per device follow from the axes' sizes",
         )
     return devices

@@ -136,7 +136,7 @@ def test_a_type_that_does_not_divide_is_refused_beside_those_that_do() -> None:
     [
         (["--mesh", "data=4,model"], "mesh: 'model' in 'data=4,model' is no axis"),
         (["--mesh", "data=-1,model=2"], "mesh: axis 'data' of data=-1,model=2 has size -1"),
-        (["--mesh", "data=1000"], "mesh: data=1000 is 1,000 devices; 128 are the most"),
+        (["--mesh", "data=1000"], "mesh: 1,000 devices are needed; 128 are the most"),
         (["--hosts", "3"], "hosts: 3 do not divide the 8 devices of data=4,model=2. One of 1, 2"),
         (["--batch-size", "0"], "batch_size: 0 is below 1"),
         (["--heads", "3"], "width: 128 is no even multiple of 3 heads. 126 would do"),

@@ -19,6 +19,7 @@ from doc_pages import DOCS, PAGES, Block, blocks, column, sections, tables
 
 from meshfeed.launch.checks import Level, check_run
 from meshfeed.launch.cli import COMMANDS
+from meshfeed.launch.resharding.arrays import arrays_of
 from meshfeed.launch.settings import key_of
 from meshfeed.pipeline.data.batches.leaves import derive, named_dtypes
 from meshfeed.pipeline.data.batches.regions import cut_region, view_region
@@ -121,10 +122,24 @@ def test_every_flag_is_in_the_page() -> None:
         assert not listed & page
 
 
-def test_every_flag_of_explain_partition_is_in_its_page() -> None:
-    (table,) = column(DOCS / "partition-cost.md", "flag")
+@pytest.mark.parametrize(
+    ("command", "page"),
+    [("explain-partition", "partition-cost.md"), ("reshard-plan", "reshard-plan.md")],
+)
+def test_every_flag_of_a_command_with_a_page_is_in_it(command: str, page: str) -> None:
+    (table,) = column(DOCS / page, "flag")
     listed = {flag for row in table for flag in re.findall(r"--[a-z-]+", row["flag"])}
-    assert listed == flags_of("explain-partition")
+    assert listed == flags_of(command)
+
+
+def test_the_tree_of_parameters_in_the_page_can_be_planned() -> None:
+    (block,) = [b for b in blocks(DOCS / "reshard-plan.md") if b.kind == "yaml"]
+    arrays = arrays_of(yaml.safe_load(block.text))
+    assert [(one.name, one.count) for one in arrays] == [
+        ("embedding", 1),
+        ("layers/query", 32),
+        ("layers/scale", 64),
+    ]
 
 
 def test_the_page_says_which_settings_change_rows() -> None:
