@@ -83,7 +83,7 @@ class Cluster:
         wanted = self.machine.handle(event)
         self.history.append(event)
         self.visited.add((was, self.machine.state))
-        assert self.machine.invariants() == (), event
+        assert not (broken := self.machine.invariants()), (broken, event)
         assert self.machine.generation >= self.generations[-1]
         self.generations.append(self.machine.generation)
         for action in wanted:
@@ -197,7 +197,9 @@ class Cluster:
             near = hosts[(i + 1) % len(hosts)].id.name
             vaults = tuple(dict.fromkeys((host.id.name, near)))
             for vault in vaults:
-                self.vaults[vault].add((RestoreKind.SNAPSHOT, world.generation, step, host.id.name))
+                self.vaults.setdefault(vault, set()).add(
+                    (RestoreKind.SNAPSHOT, world.generation, step, host.id.name)
+                )
             self.say(
                 host,
                 ev.SnapshotStored(
@@ -218,7 +220,7 @@ class Cluster:
             self.say(host, ev.TrainingEnded(**about))
         elif host.barrier is not None and host.step >= host.barrier:
             self.say(host, ev.HostAtBarrier(**about, step=host.barrier))
-            self.vaults[host.id.name].add(
+            self.vaults.setdefault(host.id.name, set()).add(
                 (RestoreKind.LIVE, world.generation, host.barrier, host.id.name)
             )
             self.say(host, ev.StateStored(**about, step=host.barrier))

@@ -67,7 +67,9 @@ class HostBook:
 
     def add(self, host: HostId, group: str, now: float) -> bool:
         """A host has come; False if it is known, or has been replaced or sent away."""
-        if self.knows(host) or host.incarnation <= self.gone.get(host.name, -1):
+        known = self.hosts.get(host.name)
+        newest = known.host.incarnation if known else self.gone.get(host.name, -1)
+        if host.incarnation <= newest:
             return False
         self.hosts[host.name] = HostRecord(host=host, group=group, arrival=self.arrivals, heard=now)
         self.arrivals += 1

@@ -65,15 +65,17 @@ def form(c: Steering, names: tuple[str, ...]) -> None:
         restore=restore,
     )
     s.marks, s.barrier, s.abort_reason = {}, None, None
-    s.reached = restore.step
-    s.goal, s.gather_until = 0, s.now
-    s.stored.begin_world(restore)
     if s.record is not None:
+        s.record_reached = max(s.record_reached, s.reached)
         s.record.generation = s.generation
         s.record.step = restore.step
         s.record.hosts_to = len(members)
         s.record.restored = restore.kind
         s.record.steps_repeated = max(0, s.record_reached - restore.step)
+    s.reached = 0
+    s.reach(restore.step)
+    s.goal, s.gather_until = 0, s.now
+    s.stored.begin_world(restore)
     c.go(Cause.HOSTS_SUFFICE)
     c.emit(FormWorld(world=s.world))
 

@@ -125,6 +125,7 @@ def barrier_known(c: Steering, event: events.BarrierKnown) -> None:
 
 def checkpoint_stored(c: Steering, event: events.CheckpointStored) -> None:
     """The last resort is newer."""
+    c.state.reach(event.step)
     c.state.stored.add_checkpoint(event.step, event.generation)
 
 
