@@ -157,10 +157,12 @@ def run(c: Steering) -> bool:
 def _release(c: Steering) -> None:
     """Hosts that are to leave go once the present world does not need their vaults."""
     s, policy = c.state, c.policy
+    wanted_again = c.candidates()
     leaving = [
         record
         for name, record in sorted(s.hosts.hosts.items())
-        if (record.drain is not None or record.dropped) and record.host not in s.members
+        if (record.drain is not None or (record.dropped and name not in wanted_again))
+        and record.host not in s.members
     ]
     is_safe = (
         not policy.takes_snapshots

@@ -138,3 +138,34 @@ PHASE_OF_STATE = {
     State.STARTING: "compile",
 }
 """``STARTING`` is ``compile`` until all have compiled, then ``first_step``."""
+
+
+def diagram() -> str:
+    """``TRANSITIONS`` as a Mermaid diagram: what several states have in common is drawn once."""
+    together = tuple(state for state in _IN_WORLD if state is not State.FINISHING)
+    shared = {
+        (cause, target)
+        for _, cause, target in TRANSITIONS
+        if all(Transition(state, cause, target) in TRANSITIONS for state in together)
+    }
+    lines = ["stateDiagram-v2", f"    [*] --> {State.GATHERING}"]
+    lines += ["    state in_a_world {"]
+    inside = [
+        t
+        for t in TRANSITIONS
+        if t.source in together and t.target in together and (t.cause, t.target) not in shared
+    ]
+    lines += [f"        {t.source} --> {t.target}: {t.cause}" for t in inside]
+    lines += ["    }"]
+    lines += [
+        f"    in_a_world --> {target}: {cause}"
+        for cause, target in dict.fromkeys((t.cause, t.target) for t in TRANSITIONS)
+        if (cause, target) in shared
+    ]
+    lines += [
+        f"    {t.source} --> {t.target}: {t.cause}"
+        for t in TRANSITIONS
+        if t not in inside and not (t.source in together and (t.cause, t.target) in shared)
+    ]
+    lines += [f"    {state} --> [*]" for state in State if state in TERMINAL]
+    return "\n".join(lines) + "\n"

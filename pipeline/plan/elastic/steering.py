@@ -118,6 +118,8 @@ class Steering:
             if s.record is not None:
                 self.begin_record(ResizeKind.UNPLANNED, f"host {host} is lost: {reason}")
             self.wait_for_replacements()
+            if s.state is State.GATHERING:
+                self.ask_for_hosts(max(s.goal, self.policy.min_hosts))
 
     def lose_vault(self, name: str) -> None:
         """What lay in a vault is gone; a world that is taking its state from there is given up."""
@@ -132,9 +134,9 @@ class Steering:
     def wait_for_replacements(self) -> None:
         """The next world waits for replacements, as long as the policy says."""
         s = self.state
-        s.goal = max(s.goal, min(s.wanted, len(s.members)) or s.wanted)
-        s.gather_until = max(s.gather_until, s.now + self.policy.replacement_wait_s)
         if self.policy.replacement_wait_s > 0:
+            s.goal = max(s.goal, min(s.wanted, len(s.members)) or s.wanted)
+            s.gather_until = max(s.gather_until, s.now + self.policy.replacement_wait_s)
             self.ask_for_hosts(s.goal)
 
     def break_world(self, reason: str, *, host: HostId | None = None) -> None:
