@@ -30,6 +30,7 @@ from meshfeed.pipeline.assemble.state_leaves import (
     boxes_needed,
     describe,
     leaves_of,
+    sharding_of_each,
 )
 from meshfeed.pipeline.plan.boxes import (
     Boxes,
@@ -77,7 +78,7 @@ class StateBuilder:
     def __init__(self, like: Any, shardings: Any) -> None:
         self._tree = jax.tree.structure(like)
         leaves = leaves_of(like)
-        each = _one_each(shardings, like)
+        each = sharding_of_each(shardings, like)
         self._growing: dict[str, _Growing] = {}
         for (path, leaf), sharding in zip(leaves.items(), each, strict=True):
             self._growing[path] = self._begin(describe(path, leaf), sharding)
@@ -187,25 +188,6 @@ class StateBuilder:
             is_key = leaf.kind is LeafKind.KEY
             growing.done = jax.random.wrap_key_data(array, impl=leaf.key_impl) if is_key else array
         growing.buffers = []
-
-
-def _one_each(shardings: Any, like: Any) -> list[Any]:
-    """What ``shardings``, a prefix of the tree ``like``, says of each of its leaves.
-
-    Raises:
-        ConfigError: it is no prefix.
-    """
-    each: list[Any] = []
-    try:
-        jax.tree.map(
-            lambda one, below: each.extend([one] * len(jax.tree.leaves(below))),
-            shardings,
-            like,
-            is_leaf=lambda one: one is None or isinstance(one, Sharding),
-        )
-    except ValueError as error:
-        raise ConfigError("shardings", f"not of the form of the state: {error}") from error
-    return each
 
 
 def _on_devices(leaf: StateLeaf, sharding: Sharding, buffers: list[npt.NDArray[Any]]) -> jax.Array:

@@ -238,3 +238,22 @@ def without_weak_types(state: Any) -> Any:
         return jax.lax.convert_element_type(leaf, leaf.dtype) if weak else leaf
 
     return jax.tree.map(strong, state)
+
+
+def sharding_of_each(shardings: Any, like: Any) -> list[Any]:
+    """What ``shardings``, a prefix of the tree ``like``, says of each of its leaves.
+
+    Raises:
+        ConfigError: it is no prefix.
+    """
+    each: list[Any] = []
+    try:
+        jax.tree.map(
+            lambda one, below: each.extend([one] * len(jax.tree.leaves(below))),
+            shardings,
+            like,
+            is_leaf=lambda one: one is None or isinstance(one, Sharding),
+        )
+    except ValueError as error:
+        raise ConfigError("shardings", f"not of the form of the state: {error}") from error
+    return each

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 PORT_ATTEMPTS = 5
 
+CACHING_MODULES = ("jax.experimental.multihost_utils", "meshfeed.pipeline.assemble.")
+"""With caches that hold meshes and programs, and so their devices; JAX clears its own only."""
+
 PATIENCE_S = 20 * 24 * 3600
 """Seconds after which JAX gives up on a process or a service; gRPC counts milliseconds in 31 bits.
 
@@ -185,10 +188,11 @@ def forget_backends() -> None:
         # An ordered effect of a computation that failed with its world.
         dispatch.runtime_tokens.clear()
         jax.extend.backend.clear_backends()
-    # Its caches hold meshes, and are not among those that clear_backends knows.
-    for function in vars(sys.modules.get("jax.experimental.multihost_utils", object)).values():
-        if hasattr(function, "cache_clear"):
-            function.cache_clear()
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith(CACHING_MODULES):
+            for function in tuple(vars(module).values()):
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
     gc.collect()
 
 
