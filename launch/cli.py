@@ -19,6 +19,8 @@ COMMANDS = {
     "reshard-plan": "meshfeed.launch.reshard_plan_command",
     "check": "meshfeed.launch.check_command",
     "inspect": "meshfeed.launch.inspect_command",
+    "resize": "meshfeed.launch.resize_command",
+    "drain": "meshfeed.launch.drain_command",
     "status": "meshfeed.launch.status_command",
     "show": "meshfeed.launch.show_command",
     "trace": "meshfeed.launch.trace_command",

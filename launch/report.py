@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshfeed import __version__
+from meshfeed.actors.elastic.messages import Resize
 from meshfeed.launch.sim_host import HostSummary
 from meshfeed.pipeline.data.runs.run_folder import write_whole
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -50,7 +51,9 @@ class Report:
         self.steps: list[StepDigest] = []
         self.disagreements: list[dict[str, Any]] = []
         self.losses: dict[int, float] = {}
+        self.resizes: list[Resize] = []
         self._config = config
+        self._places: dict[int, int] = {}
         self._began = time.monotonic()
         self._first: float | None = None
         self._rest: dict[str, Any] = {}
@@ -61,10 +64,14 @@ class Report:
         return bool(self.steps) and not self.disagreements
 
     def add(self, step: StepDigest) -> None:
-        """All hosts agreed on a step."""
+        """All hosts agreed on a step; one that is taken again must be the same again."""
         if self._first is None:
             self._first = time.monotonic()
-        self.steps.append(step)
+        before = self._places.setdefault(step.step, len(self.steps))
+        if before == len(self.steps):
+            self.steps.append(step)
+        elif self.steps[before].digest != step.digest:
+            self.disagree(step.step, "taken again, it had another digest")
 
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         """What the trainer reported of a step; one that was taken again counts as it was last."""
@@ -117,6 +124,7 @@ class Report:
         path = run_dir / "report.json"
         plain = {"steps": [asdict(step) for step in self.steps]} | self._rest
         plain["disagreements"] = self.disagreements
+        plain["resizes"] = [asdict(resize) for resize in self.resizes]
         plain["losses"] = [self.losses.get(step.step) for step in self.steps]
         write_whole(path, json.dumps(plain, indent=1))
         return path

@@ -25,6 +25,7 @@ from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
+from meshfeed.launch.training_flags import add_training_flags, training_plan
 from meshfeed.launch.words import plural
 from meshfeed.pipeline.data.batches.agreement import agreed_digest
 from meshfeed.pipeline.plan.batch_plan import plan_batch
@@ -56,12 +57,7 @@ def add_simulate_command(commands: Any) -> None:
         metavar="DIR",
         help="write the global arrays of every step there as step-000000.npz",
     )
-    parser.add_argument(
-        "--train",
-        metavar="MODULE:FUNCTION",
-        help="train with this function, which is given a job, in the place of only reading; "
-        "a file may be named as well: train.py:function",
-    )
+    add_training_flags(parser)
     parser.set_defaults(run=run_simulate)
 
 
@@ -82,11 +78,12 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _train(config: RunConfig, args: argparse.Namespace, progress: Progress) -> Report:
+    plan = training_plan(args)
+    _start_ray(config)
     from meshfeed.launch.simulate_train import simulate_training
 
-    _start_ray(config)
     try:
-        return simulate_training(config, args.feed, args.train, progress)
+        return simulate_training(config, args.feed, plan, progress)
     finally:
         ray.shutdown()
 

@@ -2,57 +2,157 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import ray
-
-from meshfeed.actors.elastic.coordinator import ElasticCoordinator, ElasticSettings, News
-from meshfeed.actors.elastic.messages import TrainedStep
-from meshfeed.actors.run import NAMESPACE, start
+from meshfeed.actors.elastic.messages import News, TrainedStep
+from meshfeed.actors.elastic.run import ElasticRun
+from meshfeed.actors.elastic.settings import ElasticSettings, WorldKind
+from meshfeed.actors.run import Run, start
 from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
 from meshfeed.pipeline.data.batches.agreement import agreed_digest
 from meshfeed.pipeline.plan.config import LEAF_PRESETS
+from meshfeed.pipeline.plan.elastic.policy import ElasticPolicy
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.run_config import RunConfig
 
+GRANT_S = 0.05
+"""How far ahead hosts may fetch where a run is resized at given steps."""
 
-def simulate_training(config: RunConfig, feed: str, train: str, progress: Progress) -> Report:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """What is trained, and what happens on the way.
+
+    Attributes:
+        train: ``module:function`` or ``file.py:function``.
+        resizes: step -> hosts from then on.
+        kills: step -> process index that is killed then.
+        snapshot_every: steps; 0: never.
+        world: where the processes of the next generation come from.
+        vault_budget: bytes that the vault of a host may hold.
+    """
+
+    train: str
+    resizes: Mapping[int, int]
+    kills: Mapping[int, int]
+    snapshot_every: int
+    world: WorldKind
+    vault_budget: int
+
+
+def simulate_training(
+    config: RunConfig, feed: str, plan: TrainingPlan, progress: Progress
+) -> Report:
     """Trains to the end of a feed, in a Ray that is up.
 
     Raises:
         MeshfeedError: whatever ended the run.
     """
     began = time.monotonic()
-    run = start(config, progress.stage)
+    if plan.resizes:  # a planned resize comes after the last grant given
+        config = replace(config, grant_seconds=min(config.grant_seconds, GRANT_S))
+    with start(config, progress.stage) as run:
+        progress.stage(f"forming {config.hosts} hosts x {config.devices_per_host} devices")
+        report = train(run, feed, plan, progress)
+        report.finish(run.status(), [], time.monotonic() - began)
+    return report
+
+
+def train(run: Run, feed: str, plan: TrainingPlan, progress: Progress) -> Report:
+    """Trains on a run that is up, and does at the planned steps what is to happen then.
+
+    Raises:
+        MeshfeedError: whatever ended the run.
+    """
+    config = run.config
     settings = ElasticSettings(
-        feed=feed, train=train, devices=config.devices_per_host, digests=True
-    )
-    elastic = (
-        ray.remote(ElasticCoordinator)
-        .options(num_cpus=0, name=f"elastic-{config.run_id}", namespace=NAMESPACE)
-        .remote(config, settings)
+        feed=feed,
+        train=plan.train,
+        devices=config.devices_per_host,
+        world=plan.world,
+        policy=ElasticPolicy(snapshot_every=plan.snapshot_every, cool_down_s=0.0),
+        vault_budget=plan.vault_budget,
+        hold_at=frozenset([*plan.resizes, *plan.kills]),
+        digests=True,
     )
     report = Report(config, feed)
-    judge = Judge(report, config, feed)
+    elastic = ElasticRun.start(run, settings, config.hosts)
     try:
-        progress.stage(f"forming {config.hosts} hosts x {config.devices_per_host} devices")
-        ray.get(elastic.start.remote(config.hosts), timeout=config.timeout_seconds)
+        Follower(elastic, report, plan, progress).follow(feed)
+        report.resizes = elastic.resizes()
+    finally:
+        elastic.stop()
+    return report
+
+
+class Follower:
+    """Hears what the hosts do, and does at the planned steps what is to happen then.
+
+    Args:
+        elastic: the training.
+        report: where it goes.
+        plan: what is to happen.
+        progress: is told of it.
+    """
+
+    def __init__(
+        self, elastic: ElasticRun, report: Report, plan: TrainingPlan, progress: Progress
+    ) -> None:
+        self._elastic = elastic
+        self._report = report
+        self._plan = plan
+        self._progress = progress
+        self._held: dict[int, set[int]] = defaultdict(set)
+        self._done: set[int] = set()
+
+    def follow(self, feed: str) -> None:
+        """Until training is over.
+
+        Raises:
+            MeshfeedError: whatever ended it.
+        """
+        run = self._elastic.run
+        judge = Judge(self._report, run.config, feed)
         heard, over = 0, False
         while not over:
-            news, over = ray.get(elastic.news.remote(heard), timeout=config.timeout_seconds)
+            news, over = self._elastic.news(heard)
             heard += len(news)
             for one in news:
                 judge.hear(one)
+                if one.held_at is not None:
+                    self._hold(one, one.held_at)
             if news:
-                progress.steps(report, run.status() if progress.wants_status() else None)
-        report.finish(run.status(), [], time.monotonic() - began)
-        return report
-    finally:
-        ray.get(elastic.stop.remote(), timeout=30)
-        ray.kill(elastic)
-        run.stop()
+                status = run.status() if self._progress.wants_status() else None
+                self._progress.steps(self._report, status)
+
+    def _hold(self, news: News, step: int) -> None:
+        """Acts once all hosts of a generation stand at a step that is its own."""
+        if step not in self._plan.kills and step not in self._plan.resizes:
+            return
+        if step in self._done:  # taken again after a loss
+            self._elastic.call("release", step)
+            return
+        self._held[step].add(news.process_index)
+        if len(self._held[step]) < news.process_count:
+            return
+        self._done.add(step)
+        if step in self._plan.kills:
+            victim = self._plan.kills[step]
+            self._progress.stage(f"step {step}: SIGKILL of host {victim}")
+            pids = self._elastic.call("pids", victim)
+            for name in ("vault", "trainer"):
+                os.kill(pids[name], signal.SIGKILL)
+        if step in self._plan.resizes:
+            hosts = self._plan.resizes[step]
+            self._progress.stage(f"step {step}: resize to {hosts} hosts")
+            self._elastic.call("resize", hosts)
+        self._elastic.call("release", step)
 
 
 class Judge:

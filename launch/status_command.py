@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshfeed.launch.diagnosis import STAGES, diagnose, most_waiting, slow_readers, stage_shares
+from meshfeed.launch.training_status import training_of, training_table
 from meshfeed.launch.words import about, format_bytes, plural, seconds, share, table, tail
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def run_status(args: argparse.Namespace) -> int:
     run = _find(args.run_dir)
     if args.watch:
         return _watch(run, args.watch)
-    status = run.status()
+    status = run.status() | training_of(args.run_dir)
     if args.json:
         json.dump(status | {"diagnosis": diagnose(status)}, sys.stdout, indent=1)
         sys.stdout.write("\n")
@@ -73,7 +74,7 @@ def _watch(run: Run, every_s: float) -> int:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
-            status = run.status()
+            status = run.status() | training_of(run.config.run_dir)
             live.update(render(status, console.width), refresh=True)
             if status["error"]:
                 return 1
@@ -90,6 +91,8 @@ def render(status: Mapping[str, Any], width: int) -> RenderableType:
     for line in diagnose(status):
         bad = bool(status.get("error"))
         parts.append(Padding(Text(f"• {line}", "bold red" if bad else "yellow"), (0, 0, 0, 1)))
+    if "training" in status:
+        parts += [Text(), training_table(status["training"])]
     for name, feed in status["feeds"].items():
         parts += [Text(), *_feed(name, feed, width)]
     nodes = status.get("nodes", {})

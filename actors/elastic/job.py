@@ -24,6 +24,7 @@ import jax
 from jax.sharding import Mesh
 
 from meshfeed.actors.connect import FeedIterator
+from meshfeed.actors.elastic.compile_times import compile_seconds
 from meshfeed.actors.elastic.messages import TrainedStep
 from meshfeed.actors.elastic.progress import Progress
 from meshfeed.pipeline.assemble.readback import box_digests
@@ -114,6 +115,7 @@ class Job:
         self.feed = feed
         self._keeper = keeper
         self._progress = progress
+        self._began: tuple[float, float] | None = None
         self._reported: tuple[TrainedStep, Mapping[str, Any]] | None = None
 
     @property
@@ -136,7 +138,9 @@ class Job:
         Raises:
             MeshfeedError: the state of the run has another form, or cannot be had.
         """
-        return self._keeper.restore(init, shardings)
+        state = self._keeper.restore(init, shardings)
+        self._began = time.monotonic(), compile_seconds()
+        return state
 
     def report(self, metrics: Mapping[str, Any]) -> None:
         """Metrics of the batch taken last: scalars, the same on every host.
@@ -158,12 +162,22 @@ class Job:
         if self.feed.taken is not None:
             self.report({})
         step = self.feed.step
+        if self._began is not None:
+            self._tell_first_step(state, *self._began)
         self._keeper.committed(step, state, self.feed.get_state())
         self._progress.commit(step)
         if self._progress.holds(step):
             jax.block_until_ready(state)
             self.flush()
             self._progress.hold(step)
+
+    def _tell_first_step(self, state: Any, began: float, compiled: float) -> None:
+        """The first step of the generation is done: how long it took, compilation apart."""
+        jax.block_until_ready(state)
+        seconds, compiling = time.monotonic() - began, compile_seconds() - compiled
+        self._progress.took("compile", min(compiling, seconds))
+        self._progress.took("first_step", max(0.0, seconds - compiling))
+        self._began = None
 
     def flush(self) -> None:
         """Tells of the steps that were taken, metrics included; waits for these."""

@@ -31,7 +31,8 @@ class Progress:
         self._phase = Phase.STARTING
         self._step = 0
         self._feed_generation = 0
-        self._finished = False
+        self._at_barrier = False
+        self._has_state = False
         self._held_at: int | None = None
         self._released: set[int] = set()
         self._steps: list[TrainedStep] = []
@@ -49,7 +50,8 @@ class Progress:
         with self._news:
             self._generation = generation
             self._step = self._feed_generation = 0
-            self._finished, self._held_at, self._error = False, None, None
+            self._held_at, self._error = None, None
+            self._at_barrier = self._has_state = False
             self._seconds, self._facts = {}, {}
             self._tell(Phase.JOINING)
 
@@ -70,10 +72,11 @@ class Progress:
         with self._news:
             self._seconds[phase_name] = self._seconds.get(phase_name, 0.0) + seconds
 
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Something about the state that the coordinator keeps."""
+    def has_state(self, facts: Mapping[str, Any]) -> None:
+        """The host has its state; ``facts`` are what the coordinator keeps of it."""
         with self._news:
             self._facts |= facts
+            self._has_state = True
             self._heard = False
             self._news.notify_all()
 
@@ -111,15 +114,18 @@ class Progress:
             self._released.add(step)
             self._news.notify_all()
 
-    def end(self, *, finished: bool) -> None:
-        """``train(job)`` has returned."""
+    def end(self, step: int, *, at_barrier: bool) -> None:
+        """``train(job)`` has returned before this step."""
         with self._news:
-            self._finished = finished
+            self._step = step
+            self._at_barrier = at_barrier
             self._tell(Phase.ENDED)
 
-    def fail(self, error: BaseException) -> None:
-        """``train(job)`` has raised."""
+    def fail(self, generation: int, error: BaseException) -> None:
+        """``train(job)`` of a generation has raised; of an older one nobody wants to know."""
         with self._news:
+            if generation != self._generation:
+                return
             self._error = error
             self._tell(Phase.FAILED)
 
@@ -136,8 +142,9 @@ class Progress:
                 phase=self._phase,
                 step=self._step,
                 feed_generation=self._feed_generation,
-                finished=self._finished,
+                at_barrier=self._at_barrier,
                 held_at=self._held_at,
+                has_state=self._has_state,
                 steps=steps,
                 seconds=dict(self._seconds),
                 facts=dict(self._facts),

@@ -13,19 +13,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshfeed.actors.elastic.messages import Beat, Membership, Phase
+from meshfeed.actors.elastic.messages import Beat, Membership, Phase, Source
 from meshfeed.actors.elastic.progress import Progress
 from meshfeed.pipeline.plan.errors import ConfigError
 
 if TYPE_CHECKING:
     from meshfeed.actors.elastic.job import Job
+    from meshfeed.actors.elastic.keeper import Keeper
+    from meshfeed.pipeline.assemble.worlds.world import World
 
 log = logging.getLogger(__name__)
+
+LEAVE_S = 5.0
+"""Training that was aborted ends within this."""
 
 Train = Callable[["Job"], object]
 
@@ -68,6 +73,8 @@ class TrainerHost:
         self._train: Train | None = None
         self._thread: threading.Thread | None = None
         self._membership: Membership | None = None
+        self._world: World | None = None
+        self._keeper: Keeper | None = None
 
     def prepare(self) -> int:
         """Imports all that training needs and touches no device; gives the process id."""
@@ -82,26 +89,36 @@ class TrainerHost:
         self._progress.enter(Phase.READY)
         return os.getpid()
 
+    def ready(self) -> bool:
+        """It answers."""
+        return True
+
     def join(self, membership: Membership) -> None:
-        """Joins the world of a generation; returns when all of its hosts have."""
-        import jax
+        """Joins the world of a generation; returns when all of its hosts have.
+
+        Raises:
+            StallError: not all did in time.
+            StaleGenerationError: this process has been in a later one.
+        """
+        from meshfeed.pipeline.assemble.worlds.world import join_world
 
         began = time.monotonic()
-        self._membership = membership
         self._progress.begin(membership.generation)
-        jax.distributed.initialize(
+        self._membership = membership
+        self._world = join_world(
             membership.address,
-            num_processes=membership.process_count,
-            process_id=membership.process_index,
-            initialization_timeout=round(self._settings.timeout_s),
+            generation=membership.generation,
+            process_index=membership.process_index,
+            process_count=membership.process_count,
+            devices=self._settings.devices,
+            timeout_s=self._settings.timeout_s,
         )
-        jax.devices()
         self._progress.took("join", time.monotonic() - began)
 
-    def train(self) -> None:
-        """Begins to train; returns at once."""
+    def train(self, source: Source | None) -> None:
+        """Begins to train, from the state at ``source`` or from init; returns at once."""
         self._thread = threading.Thread(
-            target=self._run_training, name="meshfeed-train", daemon=True
+            target=self._run_training, args=(source,), name="meshfeed-train", daemon=True
         )
         self._thread.start()
 
@@ -113,17 +130,36 @@ class TrainerHost:
         """Training need not wait at this step."""
         self._progress.release(step)
 
+    def export(self) -> int:
+        """The last committed state goes to the vault; gives its step.
+
+        Raises:
+            ConfigError: the last state was not committed.
+        """
+        if self._keeper is None:
+            raise ConfigError("train", "the host has not trained")
+        began = time.monotonic()
+        step = self._keeper.leave()
+        self._progress.took("drain", time.monotonic() - began)
+        return step
+
     def leave(self) -> None:
-        """Leaves the world, once training has ended."""
-        import jax
+        """Leaves the world; what training still waits for there fails."""
+        if self._world is None:
+            return
+        began = time.monotonic()
+        if self._thread is not None and self._thread.is_alive():
+            self._world.abort()
+            self._thread.join(LEAVE_S)
+        self._keeper = self._thread = None
+        self._world.leave()
+        self._world = None
+        self._progress.took("leave", time.monotonic() - began)
 
-        if self._thread is not None:
-            self._thread.join(self._settings.timeout_s)
-        jax.distributed.shutdown()
-
-    def _run_training(self) -> None:
+    def _run_training(self, source: Source | None) -> None:
         from meshfeed.actors.connect import connect
         from meshfeed.actors.elastic.job import Job, JobFeed
+        from meshfeed.actors.elastic.keeper import Keeper
         from meshfeed.pipeline.assemble.shardings import mesh_of
 
         settings, membership, train = self._settings, self._membership, self._train
@@ -133,36 +169,31 @@ class TrainerHost:
                 raise ConfigError("train", "the host has joined no world")
             self._progress.enter(Phase.TRAINING)
             mesh = mesh_of(membership.layout)
-            feed = connect(settings.run_dir, mesh=mesh, feed=settings.feed)
-            job = Job(
+            feed = connect(
+                settings.run_dir,
+                mesh=mesh,
+                feed=settings.feed,
+                state=None if source is None else source.cursor,
+            )
+            self._progress.opened(feed.generation)
+            self._keeper = keeper = Keeper(
                 membership.generation,
-                mesh,
-                JobFeed(feed, digests=settings.digests),
-                _FirstState(),
+                membership.process_index,
+                membership.keeping,
+                source,
                 self._progress,
             )
+            job_feed = JobFeed(feed, digests=settings.digests)
+            job = Job(membership.generation, mesh, job_feed, keeper, self._progress)
             train(job)
             job.flush()
-            self._progress.end(finished=True)
+            self._progress.end(job.step, at_barrier=feed.ended_for == "barrier")
         except BaseException as error:
             log.exception("generation %s: training failed", self._progress.generation)
-            self._progress.fail(error)
+            self._progress.fail(membership.generation if membership else 0, error)
         finally:
             if feed is not None:
                 feed.close()
-
-
-class _FirstState:
-    """Keeps no state: that of a run that is never resized."""
-
-    def restore(self, init: Callable[[], Any], shardings: Any) -> Any:
-        """What ``init`` makes, each device its part."""
-        import jax
-
-        return jax.jit(init, out_shardings=shardings)()
-
-    def committed(self, step: int, state: Any, cursor: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
 
 
 def load_train(name: str) -> Train:

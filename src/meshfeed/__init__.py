@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshfeed.actors.connect import connect as connect
+    from meshfeed.actors.elastic.job import Job as Job
     from meshfeed.actors.run import start as start
     from meshfeed.pipeline.data.runs.replay import open as open
     from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 # Where each name lives; loaded by __getattr__.
 _HOME = {
     "RunConfig": "meshfeed.pipeline.plan.run_config",
+    "Job": "meshfeed.actors.elastic.job",
     "MeshfeedError": "meshfeed.pipeline.plan.errors",
     "DataPartitionType": "meshfeed.pipeline.plan.partition",
     "connect": "meshfeed.actors.connect",
@@ -29,6 +31,7 @@ _HOME = {
 
 __all__ = [
     "DataPartitionType",
+    "Job",
     "MeshfeedError",
     "RunConfig",
     "__version__",

@@ -62,9 +62,22 @@ def simulate(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     return run
 
 
-def test_training_takes_every_step_and_its_loss_falls(simulate: Simulate) -> None:
-    report = simulate("fixed", hosts=2, devices_per_host=1, steps=12)
+def test_case_18_training_takes_every_step_whatever_the_environment_says(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, stale in (
+        ("JAX_NUM_PROCESSES", "3"),
+        ("JAX_PROCESS_ID", "2"),
+        ("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1"),
+    ):
+        monkeypatch.setenv(name, stale)
+    report = simulate("fixed", hosts=2, steps=12, resize="4:1", snapshot_every=5, world="reuse")
     assert report["agreed"]
+    (resize,) = report["resizes"]
+    assert (resize["kind"], resize["hosts_from"], resize["hosts_to"]) == ("planned", 2, 1)
+    assert set(resize["seconds"]) == {
+        *("notice", "drain", "leave", "plan", "join", "move", "compile", "first_step")
+    }
     assert [step["step"] for step in report["steps"]] == list(range(12))
     losses = report["losses"]
     assert len(losses) == 12

@@ -107,6 +107,11 @@ class ElasticMachine:
         return tuple(r.host for r in records if not self._state.is_member(r.host))
 
     @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the members of a world that would be formed now; () if none can be."""
+        return self._steering().candidates()
+
+    @property
     def resizes(self) -> tuple[ResizeRecord, ...]:
         """The resizes that are over."""
         return tuple(self._state.resizes)
