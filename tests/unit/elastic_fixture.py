@@ -26,9 +26,13 @@ def make() -> Iterator[Make]:
 
     def one(hosts: int, **values: Any) -> Cluster:
         own = {k: values.pop(k) for k in ("capacity", "starts_hosts", "steps") if k in values}
+        batch = values.pop("batch", 12)
         policy = ElasticPolicy(**{"cool_down_s": 0.0, **values})
         rule = MeshRule(
-            axes={"data": -1}, batch_size=12, seq_len=4, hosts_per_group=policy.hosts_per_group
+            axes={"data": -1},
+            batch_size=batch,
+            seq_len=4,
+            hosts_per_group=policy.hosts_per_group,
         )
         made.append(Cluster(hosts, policy, rule, **own))
         return made[-1]

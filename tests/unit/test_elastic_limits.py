@@ -273,10 +273,12 @@ def test_what_takes_too_long_is_given_up_and_named(make: Make, state: State, lim
     kept, cluster.inbox, cluster.todo = cluster.inbox, [], []
     cluster.now += 49
     cluster.beat()
+    cluster.tell(ev.Tick(now=0))
     assert cluster.machine.state is state
     awaited = cluster.machine.waits_for()
     cluster.now += 2
     cluster.beat()
+    cluster.tell(ev.Tick(now=0))
     assert cluster.machine.state is State.LEAVING
     cluster.inbox += kept
     cluster.settle()

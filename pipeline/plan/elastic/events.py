@@ -26,7 +26,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(Event):
-    """Time has passed. Limits and waits are looked at with every event; send one each second."""
+    """Time has passed: limits and waits are looked at. One each second is often enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ class HostRecord:
         group: hosts that join and leave together; "": any others.
         arrival: hosts that came earlier go first.
         heard: when it was last heard from.
+        generation: of the last world that it is a member of; 0: of none.
         drain: it is to leave.
         dropped: a wish for fewer hosts has left it over; it is released when that is safe.
     """
@@ -40,6 +41,7 @@ class HostRecord:
     group: str
     arrival: int
     heard: float
+    generation: int = 0
     drain: Drain | None = None
     dropped: bool = False
 

@@ -31,6 +31,8 @@ def _of_world(c: Steering) -> Iterator[str]:
         yield f"{size} hosts are not within min_hosts and max_hosts"
     if not c.rule.fits(size):
         yield f"{size} hosts do not fit the mesh"
+    if len(world.members) - s.lost_members != len(s.present):
+        yield f"{s.lost_members} of {size} members are lost, but {len(s.present)} are there"
     names = {name for marks in s.marks.values() for name in marks}
     if not names <= set(world.names):
         yield f"reports of {names - set(world.names)}, who are no members"

@@ -151,7 +151,9 @@ class ElasticMachine:
             report = REPORTS.get(type(event))
             if report is not None:
                 report(c, event)
-            while s.state not in TERMINAL and STEPS[s.state](c):
+            # Nothing follows from a heartbeat but that a host is alive, and there are many.
+            is_beat = isinstance(event, events.Heartbeat)
+            while not is_beat and s.state not in TERMINAL and STEPS[s.state](c):
                 pass
             if s.state is not was:
                 _log.info("generation %d: %s -> %s", s.generation, was, s.state)
@@ -172,7 +174,7 @@ class ElasticMachine:
         s.hosts.hear(host.name, s.now)
         if isinstance(event, events.Heartbeat):
             return True
-        return event.generation == s.generation and host in s.members
+        return event.generation == s.generation and s.was_member(host)
 
     @staticmethod
     def _answer_too_late(c: Steering, event: events.Event) -> None:

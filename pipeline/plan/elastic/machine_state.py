@@ -54,6 +54,7 @@ class MachineState:
         generation: of the last world that was formed; 0 before the first.
         world: the last world that was formed.
         marks: names of the members that have reported something, in this world.
+        lost_members: members of this world that are there no more.
         barrier: the step before which this world ends, once it is known.
         reached: steps before it have been taken in this world, as far as is known.
         furthest: the same of all worlds.
@@ -82,6 +83,7 @@ class MachineState:
     generation: int = 0
     world: World | None = None
     marks: dict[Mark, set[str]] = field(default_factory=dict)
+    lost_members: int = 0
     barrier: int | None = None
     reached: int = 0
     furthest: int = 0
@@ -119,11 +121,27 @@ class MachineState:
 
     def is_member(self, host: HostId) -> bool:
         """Whether a host is in the present world."""
-        return self.has_world and host in self.members
+        return self.has_world and self.was_member(host)
+
+    def was_member(self, host: HostId) -> bool:
+        """Whether a host that is there is a member of the last world that was formed."""
+        record = self.hosts.hosts.get(host.name)
+        return (
+            record is not None and record.host == host and record.generation == self.generation > 0
+        )
 
     def marked(self, mark: Mark, host: HostId) -> bool:
         """Whether a member has reported this."""
         return host.name in self.marks.get(mark, ())
+
+    def have_all(self, *marks: Mark) -> bool:
+        """Whether every member that is still there has reported one of these.
+
+        The names are only looked at once there are as many reports as members.
+        """
+        reports = sum(len(self.marks.get(mark, ())) for mark in marks)
+        enough = reports >= len(self.members) - self.lost_members
+        return enough and not self.without(*marks)
 
     def without(self, *marks: Mark) -> tuple[HostId, ...]:
         """Members that are still there and have reported none of these."""

@@ -56,7 +56,7 @@ def form(c: Steering, names: tuple[str, ...]) -> None:
     members = tuple(c.arrange(s.world, chosen, restore))
     if sorted(members) != sorted(chosen):
         raise ValueError(f"{members} are not the members {chosen} in another order")
-    _mark_dropped(c, names)
+    _take_in(c, names)
     s.generation += 1
     s.world = World(
         generation=s.generation,
@@ -64,7 +64,7 @@ def form(c: Steering, names: tuple[str, ...]) -> None:
         mesh=tuple(c.rule.mesh(len(members)).axes.items()),
         restore=restore,
     )
-    s.marks, s.barrier, s.abort_reason = {}, None, None
+    s.marks, s.lost_members, s.barrier, s.abort_reason = {}, 0, None, None
     if s.record is not None:
         s.record_reached = max(s.record_reached, s.reached)
         s.record.generation = s.generation
@@ -80,8 +80,8 @@ def form(c: Steering, names: tuple[str, ...]) -> None:
     c.emit(FormWorld(world=s.world))
 
 
-def _mark_dropped(c: Steering, names: tuple[str, ...]) -> None:
-    """Members of the last world that a wish for fewer hosts has left over will be released."""
+def _take_in(c: Steering, names: tuple[str, ...]) -> None:
+    """These are the members; those of the last world that are too many will be released."""
     s = c.state
     groups = s.hosts.eligible(c.policy.hosts_per_group, ())
     too_many = sum(map(len, groups)) > s.wanted
@@ -90,14 +90,14 @@ def _mark_dropped(c: Steering, names: tuple[str, ...]) -> None:
             s.hosts.hosts[host.name].dropped = True
     for name in names:
         s.hosts.hosts[name].dropped = False
+        s.hosts.hosts[name].generation = s.generation + 1
 
 
 def join(c: Steering) -> bool:
     """All come together, then take their state."""
     s = c.state
-    missing = s.without(Mark.JOINED)
-    if missing:
-        return _over(c, c.policy.join_limit_s, "join_limit_s", missing, "joined")
+    if not s.have_all(Mark.JOINED):
+        return _over(c, c.policy.join_limit_s, "join_limit_s", "joined", Mark.JOINED)
     if s.world is None or s.world.restore.kind is RestoreKind.INIT:
         c.go(Cause.NOTHING_TO_MOVE)
     else:
@@ -108,9 +108,8 @@ def join(c: Steering) -> bool:
 
 def move(c: Steering) -> bool:
     """All take their state."""
-    missing = c.state.without(Mark.MOVED)
-    if missing:
-        return _over(c, c.policy.move_limit_s, "move_limit_s", missing, "their state")
+    if not c.state.have_all(Mark.MOVED):
+        return _over(c, c.policy.move_limit_s, "move_limit_s", "taken their state", Mark.MOVED)
     c.go(Cause.ALL_MOVED)
     return True
 
@@ -118,11 +117,10 @@ def move(c: Steering) -> bool:
 def start(c: Steering) -> bool:
     """All compile and take a step."""
     s = c.state
-    if s.phase == "compile" and not s.without(Mark.COMPILED, Mark.STEPPED):
+    if s.phase == "compile" and s.have_all(Mark.COMPILED):
         c.enter_phase("first_step")
-    missing = s.without(Mark.STEPPED)
-    if missing:
-        return _over(c, c.policy.start_limit_s, "start_limit_s", missing, "taken a step")
+    if not s.have_all(Mark.STEPPED):
+        return _over(c, c.policy.start_limit_s, "start_limit_s", "taken a step", Mark.STEPPED)
     c.go(Cause.FIRST_STEPS_TAKEN)
     s.running_since = s.now
     s.fenced = []
@@ -143,6 +141,9 @@ def end_record(c: Steering) -> None:
 def run(c: Steering) -> bool:
     """Releases who has left, and begins the next resize when one is due."""
     s = c.state
+    has_others = len(s.hosts.hosts) > len(s.members)
+    if s.wish is None and not has_others and not s.hosts.draining(s.world.names if s.world else ()):
+        return False
     _release(c)
     reason = due(c)
     if reason is None:
@@ -198,10 +199,9 @@ def notice(c: Steering) -> bool:
 def drain(c: Steering) -> bool:
     """All reach the barrier and store their state."""
     s = c.state
-    missing = s.without(Mark.STORED)
-    if missing:
+    if not s.have_all(Mark.STORED):
         what = f"stored their state at the barrier {s.barrier}"
-        return _over(c, c.policy.drain_limit_s, "drain_limit_s", missing, what)
+        return _over(c, c.policy.drain_limit_s, "drain_limit_s", what, Mark.STORED)
     c.go(Cause.ALL_STORED)
     hosts = s.without(Mark.LEFT)
     if hosts:
@@ -212,10 +212,9 @@ def drain(c: Steering) -> bool:
 def leave(c: Steering) -> bool:
     """All leave; who does not in time is fenced."""
     s = c.state
-    missing = s.without(Mark.LEFT)
-    if missing and s.now - s.since < c.policy.leave_limit_s:
+    if not s.have_all(Mark.LEFT) and s.now - s.since < c.policy.leave_limit_s:
         return False
-    for host in missing:
+    for host in s.without(Mark.LEFT):
         c.lose(
             host,
             f"it has not left generation {s.generation} within leave_limit_s, which is "
@@ -231,13 +230,14 @@ def leave(c: Steering) -> bool:
 def finish(c: Steering) -> bool:
     """All end; who waits at the barrier has nothing left to do either."""
     s = c.state
-    missing = s.without(Mark.ENDED, Mark.AT_BARRIER, Mark.LEFT)
-    if not missing:
+    marks = (Mark.ENDED, Mark.AT_BARRIER, Mark.LEFT)
+    if s.have_all(*marks):
         c.go(Cause.ALL_ENDED)
         c.emit(Finish())
         return True
     if s.now - s.since < c.policy.finish_limit_s:
         return False
+    missing = s.without(*marks)
     c.fail(
         Cause.NOT_ALL_ENDED,
         f"the training has ended on some hosts, but not on {_names(missing)} within "
@@ -247,18 +247,13 @@ def finish(c: Steering) -> bool:
     return True
 
 
-def _over(
-    c: Steering, limit_s: float, setting: str, missing: tuple[HostId, ...], what: str
-) -> bool:
+def _over(c: Steering, limit_s: float, setting: str, what: str, mark: Mark) -> bool:
     """Gives the world up if its members take too long. Nobody can tell who holds the others up."""
     s = c.state
     if s.now - s.since < limit_s:
         return False
-    c.break_world(
-        f"{_names(missing)} had not {what} within {setting}, which is {limit_s:g} s"
-        if what != "their state"
-        else f"{_names(missing)} did not have {what} within {setting}, which is {limit_s:g} s"
-    )
+    late = _names(s.without(mark))
+    c.break_world(f"{late} had not {what} within {setting}, which is {limit_s:g} s")
     return True
 
 

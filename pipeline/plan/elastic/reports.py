@@ -203,14 +203,15 @@ def snapshot_stored(c: Steering, event: events.SnapshotStored) -> None:
     if s.world is None:
         return
     s.reach(event.step)
-    s.stored.add(
+    counts = s.stored.add(
         RestoreKind.SNAPSHOT,
         event.step,
         s.world,
         Part(owner=event.host.name, vaults=event.vaults),
         copies=min(c.policy.snapshot_copies, max(1, len(s.hosts.hosts))),
     )
-    c.prune()
+    if counts:
+        c.prune()
 
 
 def world_left(c: Steering, event: events.WorldLeft) -> None:

@@ -69,10 +69,10 @@ class StateBook:
     oldest_step: int = 0
     lost: set[str] = field(default_factory=set)
 
-    def add(self, kind: RestoreKind, step: int, world: World, part: Part, *, copies: int) -> None:
-        """A member's part lies in vaults; it counts with ``copies`` of every part."""
+    def add(self, kind: RestoreKind, step: int, world: World, part: Part, *, copies: int) -> bool:
+        """A member's part lies in vaults; True if the state counts: ``copies`` of all parts."""
         if step < self.oldest_step:
-            return
+            return False
         for known in self.stored:
             if (known.kind, known.step, known.generation) == (kind, step, world.generation):
                 state = known
@@ -83,9 +83,9 @@ class StateBook:
             )
             self.stored.append(state)
         state.vaults.setdefault(part.owner, set()).update(set(part.vaults) - self.lost)
-        state.counts = state.counts or all(
-            len(state.vaults.get(owner, ())) >= copies for owner in state.owners
-        )
+        if not state.counts and len(state.vaults) == len(state.owners):
+            state.counts = all(len(vaults) >= copies for vaults in state.vaults.values())
+        return state.counts
 
     def add_checkpoint(self, step: int, generation: int) -> None:
         """The state before ``step`` is durable."""

@@ -107,6 +107,7 @@ class Steering:
         """A host is gone: it is fenced, and a world that it was in is given up."""
         s = self.state
         was_member = s.is_member(host)
+        s.lost_members += s.was_member(host)
         s.hosts.remove(host.name)
         s.fenced.append(host)
         self.emit(FenceHost(host=host, generation=s.generation))
