@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 
+RELEASE_S = 2.0
+"""A host that is there hears of a release within this."""
+
 QUIET = (events.Tick, events.Heartbeat)
 """Events that need not be kept where nothing follows from them."""
 
@@ -117,9 +120,12 @@ class ElasticCoordinator:
     async def release(self, step: int) -> None:
         """Training need not wait at this step."""
         names = [name for name in self._hosts.names if self._hosts[name].trainer is not None]
-        await asyncio.gather(
-            *(self._hosts.call(name, "release", step) for name in names), return_exceptions=True
-        )
+        calls = [asyncio.create_task(self._hosts.call(name, "release", step)) for name in names]
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=RELEASE_S)
+            for call in late:  # a host that is stopped hears nothing
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def resize(self, hosts: int) -> str:
         """Training is to go on with so many hosts; answers once the last step of now is fixed.
