@@ -71,6 +71,9 @@ class Member:
     def lost(self) -> bool:
         return self.world.service_lost
 
+    def configure(self, name: str, value: Any) -> None:
+        jax.config.update(name, value)
+
     def usage(self) -> dict[str, int]:
         """Threads and open files of this process, those of C++ too."""
         return {

@@ -186,3 +186,15 @@ def test_case_18_stale_variables_are_named_and_not_used(tmp_path: Path) -> None:
         for member in group:
             for name, value in stale.items():
                 assert f"{name}={value} in the environment is not used" in member.log.read_text()
+
+
+def test_the_service_needs_no_platform_and_a_second_world_does(tmp_path: Path) -> None:
+    jax.config.update("jax_platforms", None)
+    assert "jax_platforms is not set" in str(supported())
+    with members(1, tmp_path) as group:
+        with service(1) as running:
+            all_join(group, running.address, 1)
+            all_do(group, "leave")
+        group[0].do("configure", name="jax_platforms", value="")
+        with service(1) as running, pytest.raises(RuntimeError, match=r"reuse is not possible"):
+            all_join(group, running.address, 2)

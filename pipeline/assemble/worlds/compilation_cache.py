@@ -74,7 +74,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str]) -> None:
         ConfigError: others may write to the folder, or this version of JAX cannot.
     """
     global _enabled
-    if (reason := private_jax.supported()) is not None:
+    if (reason := private_jax.missing()) is not None:
         raise ConfigError("compilation cache", reason)
     limit_collectives()  # the flags are part of the keys
     path = Path(folder).resolve()

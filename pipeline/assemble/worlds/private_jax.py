@@ -52,6 +52,14 @@ def supported() -> str | None:
             f"jax_platforms is {platforms or 'not set'}; forming a world again in the same process "
             "has been seen to work on cpu only, an accelerator is given back when its process ends"
         )
+    return missing()
+
+
+def missing() -> str | None:
+    """Which of JAX's calls are not as this module knows them, or None where all are.
+
+    They are needed for the first world of a process as well, on any platform.
+    """
     try:
         from jax._src import compilation_cache, compiler, dispatch, distributed, xla_bridge
         from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]

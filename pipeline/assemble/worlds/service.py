@@ -28,8 +28,8 @@ class CoordinationService:
     """
 
     def __init__(self, process_count: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        if (reason := private_jax.supported()) is not None:
-            raise ConfigError("world", f"reuse is not possible: {reason}", "Use fresh")
+        if (reason := private_jax.missing()) is not None:
+            raise ConfigError("world", reason)
         self.process_count = process_count
         service, inner = private_jax.start_service(process_count)
         self._service: Any = service

@@ -160,16 +160,19 @@ def join_world(
         timeout_s: within which all processes must have joined.
 
     Raises:
-        ConfigError: this version of JAX cannot, or the process is in a world.
+        ConfigError: this version of JAX cannot, the process is in a world, or it has been in one
+            and its platform allows no other.
         StaleGenerationError: the process has been in that generation or a later one.
         StallError: not all processes joined in time.
     """
     global _current, _newest
-    if (reason := private_jax.supported()) is not None:
-        raise ConfigError("world", f"reuse is not possible: {reason}", "Use fresh")
+    if (reason := private_jax.missing()) is not None:
+        raise ConfigError("world", reason)
     with _joining:
         if generation <= _newest:
             raise StaleGenerationError(generation, _newest)
+        if _newest >= 0 and (reason := private_jax.supported()) is not None:
+            raise ConfigError("world", f"reuse is not possible: {reason}", "Use fresh")
         if _current is not None or private_jax.in_a_world():
             held = _current.generation if _current is not None else "made by jax.distributed"
             raise ConfigError("world", f"this process is still in world {held}", "Leave it first")
