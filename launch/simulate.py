@@ -25,6 +25,7 @@ from meshfeed.launch.progress import Progress
 from meshfeed.launch.report import Report, StepDigest
 from meshfeed.launch.settings import add_config_flags, config_from
 from meshfeed.launch.sim_host import HostSummary, SimHost, StepRecord
+from meshfeed.launch.simulate_train import TrainingPlan, simulate_training
 from meshfeed.launch.training_flags import add_training_flags, training_plan
 from meshfeed.launch.words import plural
 from meshfeed.pipeline.data.batches.agreement import agreed_digest
@@ -68,7 +69,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     defaults = _demo_settings(progress) if demo else {}
     config = config_from(args, **defaults)
     if args.train:
-        report = _train(config, args, progress)
+        report = simulate_with_ray(config, args.feed, training_plan(args), progress)
     else:
         report = simulate(config, feed=args.feed, dump=args.dump, progress=progress)
     path = report.write(Path(config.run_dir))
@@ -77,13 +78,17 @@ def run_simulate(args: argparse.Namespace) -> int:
     return 0 if report.agreed else 1
 
 
-def _train(config: RunConfig, args: argparse.Namespace, progress: Progress) -> Report:
-    plan = training_plan(args)
-    _start_ray(config)
-    from meshfeed.launch.simulate_train import simulate_training
+def simulate_with_ray(
+    config: RunConfig, feed: str, plan: TrainingPlan, progress: Progress
+) -> Report:
+    """Trains on simulated hosts, in a Ray of its own.
 
+    Raises:
+        MeshfeedError: whatever ended the run.
+    """
+    _start_ray(config)
     try:
-        return simulate_training(config, args.feed, plan, progress)
+        return simulate_training(config, feed, plan, progress)
     finally:
         ray.shutdown()
 
