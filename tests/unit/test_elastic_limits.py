@@ -150,6 +150,7 @@ def test_a_coordinator_that_starts_again_asks_again(make: Make, state: State) ->
     cluster = resizing(make(3, snapshot_every=5), state)
     cluster.now += 500
     cluster.restart_coordinator()
+    cluster.tell(ev.Tick(now=0))
     cluster.settle()
     assert cluster.machine.state is State.RUNNING
     (record,) = cluster.machine.resizes
