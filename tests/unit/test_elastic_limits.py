@@ -333,9 +333,10 @@ def test_worlds_that_keep_breaking_end_the_run(make: Make) -> None:
     cluster.start()
     cluster.train(5)
     cluster.settle()
-    for _ in range(4):
+    for _ in range(10):
         world = cluster.machine.world
-        assert world is not None
+        if world is None:
+            break
         cluster.tell(
             ev.WorldBroken(
                 now=0, host=world.members[0], generation=world.generation, error="refused"
