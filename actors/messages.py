@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,7 @@ class Opening:
         spec: of the feed.
         start: cursor at which it begins, as plain JSON values; None: at row 0.
         least_depth: steps that a grant reaches ahead at least.
+        incarnation: of the coordinator that answers.
     """
 
     generation: int
@@ -90,6 +91,23 @@ class Opening:
     start: dict[str, Any] | None
     max_steps: int | None
     least_depth: int
+    incarnation: int = 0
+
+
+class RowCounts(NamedTuple):
+    """What the next windows of a source gave.
+
+    Attributes:
+        source: index in the feed's sources.
+        windows: int64[n, 2]: epoch and window.
+        rows: int64[n].
+        records: of each window.
+    """
+
+    source: int
+    windows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    records: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +138,12 @@ class FeedUpdate:
     last_step: int | None = None
     no_more: MeshfeedError | None = None
 
-    def row_counts(self) -> list[tuple[int, npt.NDArray[np.int64], list[int]]]:
-        """Of each source its row counts and record counts, window after window."""
+    def row_counts(self) -> list[RowCounts]:
+        """Of each source that has some."""
         counts = []
         for source in np.unique(self.events[:, 0]).tolist():
             own = self.events[self.events[:, 0] == source]
-            counts.append((source, own[:, 3], own[:, 4].tolist()))
+            counts.append(RowCounts(source, own[:, 1:3], own[:, 3], own[:, 4].tolist()))
         return counts
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,14 @@ NAMESPACE = "meshfeed"
 """Ray namespace of all named actors; their names carry the run's id."""
 
 START_TIMEOUT_S = 120.0
+
+MOST_CALLS = 50_000
+"""Calls that wait in the coordinator at a time: two a host and feed, one a node."""
+
+MOST_RESTARTS = 100
+"""Of the coordinator's process, by Ray. One that cannot begin fails each of them quickly."""
+
+AGAIN_S = 0.5
 
 ANSWER_TIMEOUT_S = 5.0
 """A cluster whose port does not answer for so long is gone."""
@@ -70,20 +79,24 @@ class Run:
         return cls(config=config, specs=folder.load_specs(), coordinator=coordinator)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the coordinator; errors come as they were raised there."""
+        """Calls the coordinator, again where it is being restarted; errors come as raised there."""
+        limit_s = self.config.timeout_seconds + 30
+        end = time.monotonic() + limit_s
         try:
-            return ray.get(
-                getattr(self.coordinator, method).remote(*args, **kwargs),
-                timeout=self.config.timeout_seconds + 30,
-            )
+            while True:
+                try:
+                    answer = getattr(self.coordinator, method).remote(*args, **kwargs)
+                    return ray.get(answer, timeout=limit_s)
+                except ray.exceptions.ActorUnavailableError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(AGAIN_S)
         except ray.exceptions.RayTaskError as error:
             if error.cause is None:
                 raise
             raise error.cause from error
         except ray.exceptions.GetTimeoutError as error:
-            raise StallError(
-                f"answer of the coordinator to {method}", self.config.timeout_seconds + 30
-            ) from error
+            raise StallError(f"answer of the coordinator to {method}", limit_s) from error
 
     def status(self) -> dict[str, Any]:
         """What every feed, node and reader is doing."""
@@ -127,7 +140,14 @@ def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -
     check_budget(config.memory_budget, smallest_budget(needs, len(placement)))
     coordinator = (
         ray.remote(Coordinator)
-        .options(num_cpus=0, name=_name(config), namespace=NAMESPACE, max_concurrency=10_000)
+        .options(
+            num_cpus=0,
+            name=_name(config),
+            namespace=NAMESPACE,
+            max_concurrency=MOST_CALLS,
+            max_restarts=MOST_RESTARTS,
+            max_task_retries=0,  # who calls knows what to do when it is another one
+        )
         .remote(config, specs)
     )
     run = Run(config=config, specs=specs, coordinator=coordinator)

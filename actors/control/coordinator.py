@@ -8,27 +8,26 @@ time, so that neither hosts nor nodes poll in a loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from meshfeed.actors.control.attendance import Attendance
+import ray
+
 from meshfeed.actors.control.bad_records import count_skipped
+from meshfeed.actors.control.durable import Durable
 from meshfeed.actors.control.feed_desk import FeedDesk
 from meshfeed.actors.control.fleet import Fleet
-from meshfeed.actors.control.joining import Joinings
+from meshfeed.actors.control.granting import Granting
 from meshfeed.actors.control.ledger_writer import LedgerWriter
+from meshfeed.actors.control.memberships import Memberships
 from meshfeed.actors.messages import FeedUpdate, NodeUpdate, Opening, WindowReport
 from meshfeed.actors.slice_checks import SliceDigest
 from meshfeed.pipeline.data.runs.run_folder import RunFolder
-from meshfeed.pipeline.plan.errors import (
-    DisagreementError,
-    MeshfeedError,
-    StaleGenerationError,
-)
+from meshfeed.pipeline.plan.errors import DisagreementError, MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
 from meshfeed.pipeline.plan.grants import GrantLimits
@@ -51,8 +50,11 @@ class Coordinator:
 
     def __init__(self, config: RunConfig, specs: dict[str, FeedSpec]) -> None:
         self._config = config
-        self._specs = specs
         self._folder = RunFolder(config.run_dir)
+        self._durable = Durable(self._folder)
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._to_start = dict(self._durable.placement) if restarted else {}
+        self._recovery: asyncio.Task[None] | None = None
         self._limits = GrantLimits(prefetch=config.prefetch, seconds=config.grant_seconds)
         self._desks = {
             name: FeedDesk(
@@ -63,39 +65,55 @@ class Coordinator:
             )
             for name, spec in specs.items()
         }
-        self._joining = Joinings()
-        self._generation = 0
         self._error: BaseException | None = None
         self._stopped = False
-        self._changed = asyncio.Event()
         self._calls: dict[str, int] = defaultdict(int)
         self._leases = LeaseBook(
             block_bytes=lambda feed, source: self._desks[feed].block_bytes(source),
             group=lambda feed, key: self._desks[feed].group(key),
             needs=lambda: [desk.need for desk in self._desks.values()],
         )
-        self._attendance = Attendance(self._host_lost)
-        self._fleet = Fleet(config, specs, self._leases, self._windows_lost, self._fail)
-        self._writer = LedgerWriter(self._desks, self._written, self._fail)
-        self._news: dict[str, tuple[Any, ...]] = {}
-        self._gathering = False
+        self._members = Memberships(
+            self._desks,
+            self._durable,
+            config.timeout_seconds,
+            self._release,
+            self._memberships_changed,
+        )
+        self._fleet = Fleet(
+            config,
+            specs,
+            self._leases,
+            on_lost=self._windows_lost,
+            on_failure=self._fail,
+        )
+        self._writer = LedgerWriter(self._desks, self._durable.check, self._written, self._fail)
+        self._granting = Granting(
+            self._desks,
+            self._leases,
+            self._limits.gather_seconds,
+            on_lease=self._fleet.lease,
+            on_failure=self._fail,
+        )
 
     # -- life -----------------------------------------------------------------------------------
 
     async def start(self, placement: dict[str, int]) -> list[dict[str, Any]]:
         """Starts node servers; ``placement``: Ray node id -> readers there."""
-        return await self._fleet.start(placement)
+        self._durable.begin(placement)
+        return await self._fleet.start(placement, self._durable.restarts)
 
     async def stop(self) -> None:
         """Ends node servers and readers."""
         self._stopped = True
-        self._attendance.stop(MeshfeedError("the run was stopped"))
-        self._wake_hosts()
+        self._members.attendance.stop(MeshfeedError("the run was stopped"))
+        self._granting.wake_hosts()
         await self._fleet.stop()
 
-    async def fail(self, error: BaseException) -> None:
-        """Some part of the run has failed for good: every host hears it."""
-        self._fail(error)
+    async def fail(self, node: int, error: BaseException) -> None:
+        """A node server has failed for good: every host hears it."""
+        if self._fleet.knows(node):
+            self._fail(error)
 
     # -- hosts ----------------------------------------------------------------------------------
 
@@ -109,27 +127,41 @@ class Coordinator:
             DisagreementError: processes want to start at different places.
         """
         self._calls["join"] += 1
-        desk = self._desk(feed)
-        joining = self._joining.of(feed, process_count)
-        if joining.add(process_index, start):
-            before = self._held(feed)
-            try:
-                opening = desk.open(self._generation + 1, process_count, joining.start)
-            except MeshfeedError as error:
-                joining.opening.set_exception(error)
-            else:
-                self._generation += 1
-                self._attendance.open(feed, self._generation)
-                joining.opening.set_result(opening)
-                self._release(feed, before)
-                self._advance()
-        return await joining.wait(self._config.timeout_seconds)
+        self._desk(feed)
+        self._recover()
+        return await self._members.join(feed, process_index, process_count, start)
+
+    async def rejoin(
+        self,
+        feed: str,
+        generation: int,
+        process_index: int,
+        cursor: dict[str, Any],
+        granted: int,
+    ) -> int:
+        """A host comes again after a restart; answers once all of its membership have.
+
+        It has taken all before ``cursor``, and was granted the steps before ``granted``.
+
+        Returns:
+            The incarnation of the coordinator, carried by its polls from now on.
+
+        Raises:
+            StaleGenerationError: its membership has ended.
+            FeedError: some process did not come again in time; names it.
+        """
+        self._calls["rejoin"] += 1
+        self._desk(feed)
+        self._recover()
+        await self._members.rejoin(feed, generation, process_index, cursor, granted)
+        return self._durable.incarnation
 
     async def poll(
         self,
         feed: str,
         generation: int,
         process_index: int,
+        incarnation: int,
         *,
         acked: int,
         granted: int,
@@ -137,8 +169,11 @@ class Coordinator:
         waited: dict[str, Any],
         known_nodes: int,
         checks: Sequence[SliceDigest] = (),
-    ) -> FeedUpdate:
+    ) -> FeedUpdate | None:
         """A host acknowledges steps and asks for the next grant.
+
+        Returns:
+            The grant; None where it has to ``rejoin``: this coordinator is another one.
 
         Raises:
             StaleGenerationError: the host's membership has ended.
@@ -146,13 +181,15 @@ class Coordinator:
         """
         self._calls["poll"] += 1
         desk = self._desk(feed)
+        if incarnation != self._durable.incarnation:
+            return None
         state = desk.check(generation)
         try:
             desk.hear(process_index, waited, checks)
         except DisagreementError as error:
             self._fail(error)
         self._release(feed, state.acknowledge(process_index, acked, time.monotonic()))
-        self._advance()
+        self._granting.advance()
         until = time.monotonic() + min(LONGEST_WAIT_S, state.grants.patience(process_index, acked))
         while True:
             self._raise_if_failed()
@@ -161,24 +198,26 @@ class Coordinator:
             more = state.grants.granted > granted or desk.moved_since(since)
             if more or granted == state.last_step or left <= 0:
                 break
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+            await self._granting.news(left)
         return desk.update(process_index, since, granted, self._fleet.handles_from(known_nodes))
 
-    async def present(self, feed: str, generation: int, process_index: int) -> MeshfeedError | None:
+    async def present(
+        self, feed: str, generation: int, process_index: int, incarnation: int
+    ) -> MeshfeedError | None:
         """A host takes part: answered when it has left, or with what has ended its membership.
 
-        Raises:
-            StaleGenerationError: the host's membership has ended.
+        At once, with None, where the host speaks to a coordinator that was there before this one.
         """
         self._calls["present"] += 1
-        return await self._attendance.present(feed, generation, process_index)
+        if incarnation != self._durable.incarnation:
+            return None
+        return await self._members.attendance.present(feed, generation, process_index)
 
     async def attend(
         self, feed: str, generation: int, process_index: int, presence: list[Any]
     ) -> None:
         """Watches over a host: ``presence`` holds the result of its call of ``present``."""
-        self._attendance.watch(feed, generation, process_index, presence[0])
+        self._members.attendance.watch(feed, generation, process_index, presence[0])
 
     async def leave(
         self,
@@ -194,12 +233,7 @@ class Coordinator:
             StaleGenerationError: its membership has ended before.
         """
         self._calls["leave"] += 1
-        desk = self._desks[feed]
-        if generation != desk.generation:
-            raise StaleGenerationError(generation, desk.generation)
-        desk.leave(process_index, step, error)
-        self._attendance.left(feed, process_index)
-        self._end_if_over(feed)
+        await self._members.leave(feed, generation, process_index, step, error)
 
     async def barrier(self, feed: str, generation: int) -> int:
         """All hosts of a membership end at the step that this gives, and no window is run beyond.
@@ -210,9 +244,8 @@ class Coordinator:
             StaleGenerationError: the membership has ended.
             MeshfeedError: what has ended it, or the run.
         """
-        step = self._desk(feed).barrier(generation)
-        self._advance()
-        return step
+        self._desk(feed)
+        return await self._members.barrier(feed, generation)
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -240,7 +273,7 @@ class Coordinator:
             self._fail(error)
             return
         self._writer.wake()
-        self._advance()
+        self._granting.advance()
 
     # -- looking in -----------------------------------------------------------------------------
 
@@ -249,7 +282,9 @@ class Coordinator:
         readers = await self._fleet.in_work()
         return {
             "run_dir": self._config.run_dir,
-            "generation": self._generation,
+            "generation": self._durable.generation,
+            "incarnation": self._durable.incarnation,
+            "pid": os.getpid(),
             "error": None if self._error is None else str(self._error),
             "feeds": {name: desk.status() for name, desk in self._desks.items()},
             "nodes": self._fleet.status(),
@@ -271,57 +306,39 @@ class Coordinator:
         if self._stopped:
             raise MeshfeedError("the run was stopped")
 
-    def _held(self, feed: str) -> list[WindowKey]:
-        state = self._desks[feed].state
-        return [] if state is None else state.held()
+    def _memberships_changed(self) -> None:
+        self._granting.advance()
+        self._granting.wake_hosts()
+
+    def _recover(self) -> None:
+        """Starts node servers again, where this process takes another's place."""
+        placement, self._to_start = self._to_start, {}
+        if placement:
+            self._recovery = asyncio.create_task(self._start_again(placement))
+
+    async def _start_again(self, placement: dict[str, int]) -> None:
+        try:
+            await self._fleet.start(placement, self._durable.restarts)
+        except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
+            if not self._stopped:
+                self._fail(error)
+        self._granting.advance()
 
     def _written(self, unneeded: dict[str, list[WindowKey]]) -> None:
         for feed, keys in unneeded.items():
             self._release(feed, keys)
-        self._advance()
+        self._granting.advance()
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
             log.error("the run fails: %s", error)
             told = error if isinstance(error, MeshfeedError) else MeshfeedError(repr(error))
-            self._attendance.stop(told)
-        self._wake_hosts()
-
-    def _advance(self) -> None:
-        """Grants what is ready, leases what is needed, and wakes who waits for it."""
-        try:
-            self._grant_and_lease()
-        except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
-            self._fail(error)
-
-    def _grant_and_lease(self) -> None:
-        opened = [(n, d.state) for n, d in self._desks.items() if d.state is not None]
-        now = time.monotonic()
-        for _, state in opened:
-            ready = state.ready_steps
-            state.grants.advance(ready, now, ended=ready == state.total_steps)
-            if not self._gathering and state.grants.could_raise(ready):
-                self._gathering = True
-                asyncio.get_running_loop().call_later(self._limits.gather_seconds, self._gathered)
-        for lease in self._leases.assign(opened):
-            self._fleet.lease(lease)
-        news = {name: desk.news for name, desk in self._desks.items()}
-        if news != self._news:
-            self._news = news
-            self._wake_hosts()
-
-    def _gathered(self) -> None:
-        self._gathering = False
-        self._advance()
+            self._members.attendance.stop(told)
+        self._granting.wake_hosts()
 
     def _release(self, feed: str, keys: list[WindowKey]) -> None:
         self._fleet.release(feed, keys)
-
-    def _wake_hosts(self) -> None:
-        # A new event each time: who looked before this and waits only now is woken as well.
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     def _windows_lost(self, gone: dict[str, list[WindowKey]]) -> None:
         """A node is gone with these windows, or a new one has come."""
@@ -329,21 +346,4 @@ class Coordinator:
             state = self._desks[feed].state
             if state is not None:
                 state.lost(keys)
-        self._advance()
-
-    def _host_lost(self, feed: str, generation: int, process: int, why: str) -> None:
-        desk = self._desks[feed]
-        if generation == desk.generation:
-            desk.lose(process, why)
-            self._end_if_over(feed)
-
-    def _end_if_over(self, feed: str) -> None:
-        """A membership that nobody is left in, or that has failed, needs no windows."""
-        desk = self._desks[feed]
-        if desk.members.is_over:
-            held = self._held(feed)
-            desk.close()
-            self._release(feed, held)
-            self._attendance.end(feed, desk.members.error)
-        self._advance()
-        self._wake_hosts()
+        self._granting.advance()

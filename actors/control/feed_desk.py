@@ -122,6 +122,18 @@ class FeedDesk:
             raise StaleGenerationError(generation, self.generation)
         return self.state
 
+    def resume(self, granted: int, left: Sequence[int], *, closed: bool) -> None:
+        """The opening is one that was there before: with what it was granted, and who has left."""
+        if self.state is None:
+            return
+        grants = self.state.grants
+        grants.resume(granted)
+        if closed:
+            grants.close()
+        for process in left:
+            self.state.acknowledge(process, grants.granted, 0.0)
+            self.members.leave(process, grants.granted, grants.granted, None)
+
     def leave(self, process: int, step: int, error: MeshfeedError | None) -> None:
         """A host ends its feed: in good order, or with an error that the others hear."""
         state = self.state

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from ray.actor import ActorHandle
 from meshfeed.actors.control.node_desk import NodeDesk
 from meshfeed.actors.messages import NodeUpdate, WindowReport
 from meshfeed.actors.reading.node import NodeServer
+from meshfeed.actors.reading.shared_memory import remove_leftovers
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.feed_spec import FeedSpec
 from meshfeed.pipeline.plan.feed_state import WindowKey
@@ -33,6 +35,9 @@ START_LIMIT_S = 120.0
 STOP_LIMIT_S = 10.0
 
 LOOK_LIMIT_S = 5.0
+
+NUMBERS = 10_000
+"""Node servers of one coordinator at most."""
 
 
 class Fleet:
@@ -55,6 +60,7 @@ class Fleet:
         config: RunConfig,
         specs: Mapping[str, FeedSpec],
         leases: LeaseBook,
+        *,
         on_lost: Callable[[dict[str, list[WindowKey]]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -65,7 +71,8 @@ class Fleet:
         self._on_lost = on_lost
         self._on_failure = on_failure
         self._tell = NodeDesk(specs)
-        self._handles: list[ActorHandle] = []
+        self._handles: dict[int, ActorHandle] = {}
+        self._next = 0
         self._alive: dict[int, dict[str, Any]] = {}
         self._wakes: dict[int, asyncio.Event] = {}
         self._watchers: set[asyncio.Task[None]] = set()
@@ -75,8 +82,14 @@ class Fleet:
 
     # -- life -----------------------------------------------------------------------------------
 
-    async def start(self, placement: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Starts node servers; ``placement``: Ray node id -> readers there."""
+    async def start(self, placement: Mapping[str, int], restarts: int) -> list[dict[str, Any]]:
+        """Starts node servers.
+
+        Args:
+            placement: Ray node id -> readers there.
+            restarts: of the coordinator; no server of another one has a number of these.
+        """
+        self._next = restarts * NUMBERS
         starts = (self._start(ray_node, readers) for ray_node, readers in placement.items())
         return list(await asyncio.gather(*starts))
 
@@ -87,7 +100,10 @@ class Fleet:
             watcher.cancel()
         for wake in self._wakes.values():
             wake.set()
-        await asyncio.gather(*(self._stop(self._handles[node]) for node in self._alive))
+        # Those that are only starting as well: what they have made already must go.
+        up = (self._stop(self._handles[node]) for node in self._wakes)
+        await asyncio.gather(*up)
+        await asyncio.to_thread(remove_leftovers)  # of servers here that have died
 
     async def _stop(self, node: ActorHandle) -> None:
         with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
@@ -96,7 +112,8 @@ class Fleet:
 
     async def _start(self, ray_node: str, readers: int) -> dict[str, Any]:
         """One node server, with readers of its own, on a node of the Ray cluster."""
-        number = len(self._handles)
+        number = self._next
+        self._next += 1
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray_node, soft=False)
         me = ray.get_runtime_context().current_actor
         handle = (
@@ -104,10 +121,17 @@ class Fleet:
             .options(num_cpus=0, scheduling_strategy=here, max_concurrency=16)
             .remote(number, self._config, me, readers)
         )
-        self._handles.append(handle)
+        self._handles[number] = handle
         self._tell.add(number)
         self._wakes[number] = asyncio.Event()
-        facts: dict[str, Any] = await asyncio.wait_for(handle.ready.remote(), START_LIMIT_S)
+        try:
+            ready = handle.ready.remote()
+            facts: dict[str, Any] = await asyncio.wait_for(ready, START_LIMIT_S)
+        except BaseException:
+            if not self._stopped:
+                self._tell.remove(number)
+                self._wakes.pop(number)
+            raise
         self._alive[number] = facts
         self._leases.add_node(number, readers, self._config.memory_budget)
         self._spawn(self._watch(number, ray_node, readers))
@@ -182,7 +206,11 @@ class Fleet:
 
     def handles_from(self, known: int) -> dict[int, ActorHandle]:
         """Node servers, living or dead, but for the first so many."""
-        return {number: self._handles[number] for number in range(known, len(self._handles))}
+        return dict(islice(self._handles.items(), known, None))
+
+    def knows(self, node: int) -> bool:
+        """A node server is one of these, and was not given up."""
+        return node in self._wakes
 
     def status(self) -> dict[str, Any]:
         """Node servers that are up, and how many have died and were started again."""

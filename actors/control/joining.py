@@ -44,6 +44,11 @@ class Joining:
             raise error
         self.start = start
         self._joined.add(process_index)
+        return self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """All have joined."""
         return len(self._joined) == self.processes
 
     def replace(self, processes: int) -> None:
@@ -85,7 +90,7 @@ class Joinings:
         joining = self._forming.get(feed)
         if joining is not None and joining.processes != processes:
             joining.replace(processes)
-        if joining is None or joining.opening.done():
+        if joining is None or joining.is_complete or joining.opening.done():
             joining = self._forming[feed] = Joining(feed, processes)
         return joining
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.actor import ActorHandle
+
+from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError
 
 READY_BYTES = 4 << 20
 MANY_BATCHES = 16
@@ -71,3 +73,14 @@ def cause_of(error: BaseException) -> BaseException:
     """What went wrong on the other side, not the fact that a Ray task failed."""
     cause = getattr(error, "cause", None)  # of a RayTaskError
     return cause if isinstance(cause, BaseException) else error
+
+
+def raise_as_ours(error: BaseException, where: str) -> NoReturn:
+    """Raises an error of a thread in the trainer's own.
+
+    Raises:
+        MeshfeedError: as it is, or about it.
+    """
+    if isinstance(error, MeshfeedError):
+        raise error
+    raise FeedError(f"{where}: {error}") from error

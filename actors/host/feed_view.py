@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from meshfeed.actors.host.granted import Granted
-from meshfeed.actors.messages import FeedUpdate, Opening
+from meshfeed.actors.messages import FeedUpdate, Opening, RowCounts
 from meshfeed.pipeline.plan.cursor import Cursor
 from meshfeed.pipeline.plan.schedule import RowPlaces, Schedule
 
@@ -50,8 +50,8 @@ class FeedView:
             The cursor before which nothing is asked for again, where there is a new one.
         """
         with self.changed:
-            for source, rows, records in update.row_counts():
-                self._schedule.append(source, rows, records)
+            for counts in update.row_counts():
+                self._append(counts)
             passed = None
             if taken * self._batch_size > self._schedule.first_row:
                 passed = self.cursor(taken)
@@ -60,6 +60,17 @@ class FeedView:
             self.granted.learn(update)
             self.changed.notify_all()
             return passed
+
+    def _append(self, counts: RowCounts) -> None:
+        """Windows that are known already are passed over: a coordinator that is new tells anew."""
+        place = self._schedule.next_window(counts.source)
+        if place is None:
+            return
+        epoch, window = counts.windows.T
+        known = (epoch < place[0]) | ((epoch == place[0]) & (window < place[1]))
+        new = int(known.sum())
+        if new < len(counts.windows):
+            self._schedule.append(counts.source, counts.rows[new:], counts.records[new:])
 
     def notify(self) -> None:
         """Something has changed of which the threads that wait must know."""

@@ -141,7 +141,7 @@ class Fetcher:
     def __init__(self, feed: str, opening: Opening, plan: BatchPlan, process_index: int) -> None:
         self.format: BlockFormat = BlockFormat.of(opening.spec)
         self.nodes: dict[int, Any] = {}
-        self.moves = 0
+        self.moves = opening.incarnation << 32
         self._lock = threading.Lock()
         self._feed = feed
         self._generation = opening.generation
@@ -175,6 +175,13 @@ class Fetcher:
         for source, epoch, window, node in update.moved.tolist():
             self._node_of[WindowKey(source, epoch, window)] = node
         self.moves += len(update.moved)
+
+    def forget_nodes(self, incarnation: int) -> None:
+        """All nodes are gone with a coordinator, and all windows are to be run again."""
+        with self._lock:
+            self.nodes = {}
+            self._node_of = dict.fromkeys(self._node_of, NOWHERE)
+            self.moves = incarnation << 32
 
     def has_moved(self, stretch: Stretch) -> bool:
         """What no node held when a stretch was asked for lies somewhere else now."""

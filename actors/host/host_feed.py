@@ -18,20 +18,27 @@ from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Generic, TypeVar
 
-import ray
 from ray.actor import ActorHandle
 
-from meshfeed.actors.host.feed_limits import FeedCounters, FeedLimits, cause_of, what_is_missing
+from meshfeed.actors.host.assembly import Assembly
+from meshfeed.actors.host.feed_limits import (
+    FeedCounters,
+    FeedLimits,
+    cause_of,
+    raise_as_ours,
+    what_is_missing,
+)
 from meshfeed.actors.host.feed_view import FeedView
 from meshfeed.actors.host.fetching import Fetcher, Stretch
 from meshfeed.actors.host.handoff import Handoff
+from meshfeed.actors.host.line import Line
 from meshfeed.actors.host.presence import Presence
 from meshfeed.actors.host.waiting import Waiting
 from meshfeed.actors.messages import FeedUpdate, Opening
 from meshfeed.actors.slice_checks import SliceDigest, SliceSamples
 from meshfeed.pipeline.plan.batch_plan import BatchPlan
 from meshfeed.pipeline.plan.cursor import Cursor
-from meshfeed.pipeline.plan.errors import FeedError, MeshfeedError, StallError
+from meshfeed.pipeline.plan.errors import StallError
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +86,15 @@ class HostFeed(Generic[Batch]):
         self._feed = feed
         self._process_index = process_index
         self._limits = limits
-        self._make_batches = make_batches
+        self._assembly = Assembly(make_batches, self.waiting)
         self._fetcher = Fetcher(feed, opening, plan, process_index)
         step_bytes = self._fetcher.step_bytes
         self._view = FeedView(opening, max(1, limits.stretch_bytes // step_bytes))
         self._granted = self._view.granted
         self._taken = self._view.start_step
         self._looking_for: Stretch | None = None
+        self._line = Line(coordinator, feed, opening, process_index, limits.timeout_s)
+        self._is_cut_off = False
         self._samples = SliceSamples()
         self._error: BaseException | None = None
         self._closed = threading.Event()
@@ -107,7 +116,9 @@ class HostFeed(Generic[Batch]):
             process_index,
             step=lambda: self._taken,
             on_end=self._fail,
+            on_restart=self._cut_off,
         )
+        self._presence.take_part(opening.incarnation)
         for thread in self._threads:
             thread.start()
 
@@ -215,20 +226,18 @@ class HostFeed(Generic[Batch]):
                     continue
                 told = taken
             self.counters.polls += 1
-            update: FeedUpdate = ray.get(
-                self._coordinator.poll.remote(
-                    self._feed,
-                    self.generation,
-                    self._process_index,
-                    acked=taken,
-                    granted=granted,
-                    since=self._view.since,
-                    waited=self.waiting.plain(),
-                    known_nodes=len(self._fetcher.nodes),
-                    checks=self._samples.take(),
-                ),
-                timeout=self._limits.timeout_s,
+            update = self._line.poll(
+                acked=taken,
+                granted=granted,
+                since=self._view.since,
+                waited=self.waiting.plain(),
+                known_nodes=len(self._fetcher.nodes),
+                checks=self._samples.take(),
             )
+            self._is_cut_off = False
+            if update is None:
+                self._rejoin(taken)
+                continue
             self._apply(update)
             if finished:
                 return
@@ -236,8 +245,19 @@ class HostFeed(Generic[Batch]):
                 self._closed.wait(PAUSE_S)
 
     def _wants_more(self) -> bool:
-        wants = self._looking_for is not None or self._granted.wants_more(self._taken)
-        return wants or self._closed.is_set()
+        asks = self._looking_for is not None or self._is_cut_off or self._closed.is_set()
+        return asks or self._granted.wants_more(self._taken)
+
+    def _cut_off(self) -> None:
+        self._is_cut_off = True
+        self._view.notify()
+
+    def _rejoin(self, taken: int) -> None:
+        """The coordinator is another one: it hears where this host is, and has nodes of its own."""
+        self._line.rejoin(self._view.cursor(taken).to_json(), self._granted.step)
+        self._view.since = 0
+        self._fetcher.forget_nodes(self._line.incarnation)
+        self._presence.take_part(self._line.incarnation)
 
     def _apply(self, update: FeedUpdate) -> None:
         self._fetcher.learn(update)
@@ -308,43 +328,21 @@ class HostFeed(Generic[Batch]):
         self._looking_for = None
 
     def _assemble(self) -> None:
-        while not self._closed.is_set():
-            try:
-                stretch = self._stretches.get(0.5)
-            except Empty:
-                continue
-            if stretch is None:
-                break
-            self.waiting.assembling = True
-            for batch in self._make_batches(stretch):
-                self.waiting.assembling = False
-                if not self._ready.put(batch):
-                    return
-                self.waiting.assembling = True
-            self.waiting.assembling = False
+        for batch in self._assembly.batches(self._stretches, self._closed):
+            if not self._ready.put(batch):
+                return
         self._ready.put(None)
 
     def _warn(self, waited: float) -> None:
         """Says what is waited for, so that nobody has to guess."""
         where = (self.generation, self._process_index, self._taken, self.waiting.stage, waited)
-        missing = what_is_missing(self._coordinator, self._feed)
-        log.warning(STALL, *where, missing)
+        log.warning(STALL, *where, what_is_missing(self._coordinator, self._feed))
 
     def _stall(self, waited: float, what: str) -> StallError:
-        return StallError(
-            what,
-            waited,
-            generation=self.generation,
-            host=str(self._process_index),
-            stage=self.waiting.stage,
-        )
+        host, stage = str(self._process_index), self.waiting.stage
+        return StallError(what, waited, generation=self.generation, host=host, stage=stage)
 
     def _raise_error(self) -> None:
-        error = self._error
-        if error is None:
-            return
-        if isinstance(error, MeshfeedError):
-            raise error
-        raise FeedError(
-            f"feed {self._feed}, host {self._process_index}, step {self._taken}: {error}"
-        ) from error
+        if self._error is not None:
+            where = f"feed {self._feed}, host {self._process_index}, step {self._taken}"
+            raise_as_ours(self._error, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,12 +15,13 @@ import ray
 from ray.actor import ActorHandle
 
 from meshfeed.actors.host.feed_limits import cause_of
+from meshfeed.actors.host.line import AGAIN_S
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.membership import told_error
 
 log = logging.getLogger(__name__)
 
-LEAVE_LIMIT_S = 5.0
+LEAVE_LIMIT_S = 10.0
 """A process that ends does not wait longer until the coordinator has heard that it leaves."""
 
 NO_FAILURE = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -36,6 +38,7 @@ class Presence:
         process_index: of this host.
         step: tells the step that this host would take next.
         on_end: told what has ended the membership.
+        on_restart: told that the coordinator is another one.
     """
 
     def __init__(
@@ -47,16 +50,21 @@ class Presence:
         *,
         step: Callable[[], int],
         on_end: Callable[[BaseException], None],
+        on_restart: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
         self._name = (feed, generation, process_index)
         self._step = step
         self._on_end = on_end
+        self._on_restart = on_restart
         self._has_left = False
-        self._call = coordinator.present.remote(*self._name)
-        coordinator.attend.remote(*self._name, [self._call])
-        self._call.future().add_done_callback(self._heard)
         _present.add(self)
+
+    def take_part(self, incarnation: int) -> None:
+        """Takes part with the coordinator that there is now."""
+        self._call = self._coordinator.present.remote(*self._name, incarnation)
+        self._coordinator.attend.remote(*self._name, [self._call])
+        self._call.future().add_done_callback(self._heard)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Takes no further step, in good order or because of an error, which all others hear."""
@@ -66,18 +74,27 @@ class Presence:
         _present.discard(self)
         step = self._step()
         told = None if error is None else told_error(error, self._name[2], step)
-        try:
-            ray.get(self._coordinator.leave.remote(*self._name, step, told), timeout=LEAVE_LIMIT_S)
-        except (MeshfeedError, ray.exceptions.RayError) as unheard:
-            # The membership is over already, or nobody is there to hear it.
-            log.debug("feed %s, generation %d, host %d leaves: %s", *self._name, unheard)
+        end = time.monotonic() + LEAVE_LIMIT_S
+        while time.monotonic() < end:
+            try:
+                left = self._coordinator.leave.remote(*self._name, step, told)
+                ray.get(left, timeout=LEAVE_LIMIT_S)
+                return
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(AGAIN_S)
+            except (MeshfeedError, ray.exceptions.RayError) as unheard:
+                # The membership is over already, or nobody is there to hear it.
+                log.debug("feed %s, generation %d, host %d leaves: %s", *self._name, unheard)
+                return
 
     def _heard(self, call: Future[Any]) -> None:
         if self._has_left or not ray.is_initialized():
             return
         failure = call.exception()
         ended = call.result() if failure is None else cause_of(failure)
-        if ended is not None:
+        if ended is None or isinstance(ended, ray.exceptions.ActorUnavailableError):
+            self._on_restart()
+        else:
             self._on_end(ended)
 
 

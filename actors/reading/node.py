@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -19,7 +20,13 @@ from ray.actor import ActorHandle
 
 from meshfeed.actors.messages import FetchRequest, NodeUpdate, WindowReport
 from meshfeed.actors.reading.reader_pool import ReaderPool
-from meshfeed.actors.reading.shared_memory import NodeFolder, block_path, open_block, spare_block
+from meshfeed.actors.reading.shared_memory import (
+    NodeFolder,
+    block_path,
+    open_block,
+    remove_leftovers,
+    spare_block,
+)
 from meshfeed.pipeline.data.batches.regions import cut_region, region_nbytes
 from meshfeed.pipeline.data.memory import RecycledMemory
 from meshfeed.pipeline.data.packing.blocks import RowBlock
@@ -29,6 +36,8 @@ from meshfeed.pipeline.plan.run_config import RunConfig
 
 SHARED_CUTS = 32
 """Cuts kept at most for hosts of a slice group that have not asked yet."""
+
+CLEAN_EVERY_S = 30.0
 
 Answer = tuple[Any, int] | list[WindowKey]
 
@@ -54,6 +63,7 @@ class NodeServer:
         self._shared: OrderedDict[str, _SharedCut] = OrderedDict()
         self._cuts = 0
         self._lock = threading.Lock()
+        self._stop = threading.Lock()
         self._of_thread = threading.local()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -87,13 +97,17 @@ class NodeServer:
 
     def stop(self) -> None:
         """Ends readers and threads and removes the shared memory."""
-        self._stopping.set()
-        self._wake.set()
-        self._pool.kill()
-        with self._lock:
-            self._blocks.clear()
-            self._shared.clear()
-        self._folder.close()
+        with self._stop:  # who comes second waits until it has stopped
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            self._wake.set()
+            self._pool.kill()
+            with self._lock:
+                self._blocks.clear()
+                self._shared.clear()
+            self._folder.close()
+            remove_leftovers()
 
     def fetch(self, request: FetchRequest) -> Answer:
         """The regions that a request names, in one flat buffer, and its digest.
@@ -160,17 +174,26 @@ class NodeServer:
             if not self._stopping.is_set():
                 known = isinstance(error, MeshfeedError)
                 told = error if known else MeshfeedError(f"node {self._node}: {error!r}")
-                self._coordinator.fail.remote(told)
+                self._coordinator.fail.remote(self._node, told)
 
     def _obey(self) -> None:
         """Asks the coordinator what to do, for as long as both live."""
+        cleaned = time.monotonic()
         while not self._stopping.is_set():
+            if time.monotonic() - cleaned > CLEAN_EVERY_S:
+                remove_leftovers()  # of servers that have died since this one began
+                cleaned = time.monotonic()
             turn = self._coordinator.node_turn.remote(self._node)
-            update: NodeUpdate = ray.get(turn, timeout=self._timeout_s)
+            try:
+                update: NodeUpdate = ray.get(turn, timeout=self._timeout_s)
+            except ray.exceptions.RayActorError:
+                self.stop()  # the coordinator is gone, and what comes after it has its own servers
+                return
             with self._lock:
                 self._updates.append(update)
             self._wake.set()
             if update.stop:
+                self.stop()
                 return
 
     def _work(self) -> None:

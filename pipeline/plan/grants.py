@@ -78,6 +78,12 @@ class GrantBook:
         """The grant stays where it is: the membership ends there."""
         return self._closed
 
+    def resume(self, granted: int) -> None:
+        """The steps before ``granted`` were granted by a coordinator before this one."""
+        if granted > self._granted:
+            self._granted = granted
+            self._grants.append(granted)
+
     def close(self) -> int:
         """Grants end where they are, the same for every host: the step after the last granted."""
         self._closed = True

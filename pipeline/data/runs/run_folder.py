@@ -4,6 +4,7 @@
 
     RUN_DIR/
       config.json        the settings as they were given
+      control.json       the coordinator's incarnation, the generation, who has which feed open
       cluster.json       the Ray cluster that the run was started in last
       feeds.json         what is fixed for each feed: settings, dtype, engine, fingerprints
       tokenizer/         copies of the tokenizers' files
@@ -115,6 +116,14 @@ class RunFolder:
         if not (self.path / "cluster.json").exists():
             return {}
         return dict(self._read("cluster.json"))
+
+    def save_control(self, control: Mapping[str, Any]) -> None:
+        """Keeps what a coordinator that is started again must know."""
+        write_whole(self.path / "control.json", json.dumps(control, indent=1))
+
+    def control(self) -> dict[str, Any]:
+        """What the coordinator has kept; empty where none has begun."""
+        return dict(self._read("control.json")) if (self.path / "control.json").exists() else {}
 
     def ledger(self, spec: FeedSpec, *, read_only: bool = False) -> Ledger:
         """The ledger of a feed."""
