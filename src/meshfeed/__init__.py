@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from meshfeed.actors.connect import connect as connect
     from meshfeed.actors.elastic.job import Job as Job
     from meshfeed.actors.run import start as start
+    from meshfeed.pipeline.assemble.resharding.intermediate import (
+        find_intermediate_sharding as find_intermediate_sharding,
+    )
+    from meshfeed.pipeline.assemble.resharding.trees import reshard as reshard
     from meshfeed.pipeline.data.runs.replay import open as open
     from meshfeed.pipeline.plan.errors import MeshfeedError as MeshfeedError
     from meshfeed.pipeline.plan.partition import DataPartitionType as DataPartitionType
@@ -27,6 +31,8 @@ _HOME = {
     "connect": "meshfeed.actors.connect",
     "start": "meshfeed.actors.run",
     "open": "meshfeed.pipeline.data.runs.replay",
+    "reshard": "meshfeed.pipeline.assemble.resharding.trees",
+    "find_intermediate_sharding": "meshfeed.pipeline.assemble.resharding.intermediate",
 }
 
 __all__ = [
@@ -36,7 +42,9 @@ __all__ = [
     "RunConfig",
     "__version__",
     "connect",
+    "find_intermediate_sharding",
     "open",
+    "reshard",
     "start",
 ]
 

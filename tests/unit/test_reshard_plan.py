@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from meshfeed.pipeline.plan.errors import BudgetError, ConfigError
 from meshfeed.pipeline.plan.reshard import planner
+from meshfeed.pipeline.plan.reshard.order import lowest_peak_order, peak_in_order
 from meshfeed.pipeline.plan.reshard.placement import Placement
 from meshfeed.pipeline.plan.reshard.plan import HopKind, ReshardPlan, Route
 from meshfeed.pipeline.plan.reshard.planner import plan_reshard
+from meshfeed.pipeline.plan.reshard.replicas import best_intermediate, replicated_axes
 
 MIB = 1 << 20
 SHAPE = (8192, 8192)
@@ -247,3 +250,42 @@ def test_devices_may_come_and_go(pair: tuple[Placement, Placement], shift: int) 
     src, dst = pair
     moved = Placement(mesh=dst.mesh, spec=dst.spec, device_ids=dst.device_ids + shift)
     check(plan_reshard((24, 48), "float32", src, moved))
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(-9, 9)).map(lambda j: (max(j[0], j[1]), j[1])),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_no_other_order_of_arrays_needs_less_memory(jobs: list[tuple[int, int]]) -> None:
+    needs, changes = [float(n) for n, _ in jobs], [float(c) for _, c in jobs]
+    ours = peak_in_order(needs, changes, lowest_peak_order(needs, changes))
+    every = itertools.permutations(range(len(jobs)))
+    assert ours == min(peak_in_order(needs, changes, order) for order in every)
+
+
+def test_the_intermediate_with_replicas_is_the_one_that_is_documented() -> None:
+    src = build({"fsdp": 8, "tp": 1}, ["fsdp", "tp"])
+    dst = build({"fsdp": 1, "tp": 4}, ["fsdp", "tp"])
+    found = best_intermediate(src, dst)
+    assert found is not None
+    assert found.mesh.axes == {"fsdp_split": 4, "fsdp_replica": 2, "tp": 1}
+    assert found.spec == (("fsdp_split",), ())
+    assert replicated_axes(found) == ("fsdp_replica",)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [
+        (build({"x": 8}, ["x", None]), build({"x": 8}, [None, "x"])),
+        (build({"x": 8}, ["x"]), build({"x": 4}, ["x"])),
+        (build({"x": 4}, ["x"]), build({"x": 8}, [None, "x"])),
+        (build({"x": 8}, ["x"]), build({"x": 6}, [None, "x"])),
+        (build({"x": 8}, []), build({"x": 4}, ["x"])),
+    ],
+    ids=["equal totals", "whole tiles", "growing", "8 to 6", "from all"],
+)
+def test_no_intermediate_where_direct_is_best(src: Placement, dst: Placement) -> None:
+    assert best_intermediate(src, dst) is None

@@ -60,6 +60,8 @@ class Hop:
         received: that a device of ``target`` receives, the mean over them.
         before: part of the array that a device holds before.
         after: and after.
+        crosses: bytes go to another process outside of a compiled program: several processes
+            cannot do that by themselves.
     """
 
     kind: HopKind
@@ -69,6 +71,7 @@ class Hop:
     received: Fraction
     before: Fraction
     after: Fraction
+    crosses: bool = False
 
     @property
     def temporary(self) -> Fraction:

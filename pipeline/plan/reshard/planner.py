@@ -118,6 +118,8 @@ def _search(
     bound = lacking(source, target)
     best = _Best(limit=limit, donate=donate)
     best.offer((direct,))
+    if best.is_sure(bound):
+        return _Found(hops=best.hops, direct=direct, bound=bound, lowest_peak=best.lowest_peak)
     for lower, between in _candidates(sizes, src, dst, source, target):
         if best.is_sure(lower):
             break
@@ -143,6 +145,7 @@ class _Best:
         self.lowest_peak = min(self.lowest_peak, peak) if self.hops else peak
         cost: tuple[Fraction | int, ...] = (
             int(self._limit is not None and peak > self._limit),
+            sum(hop.crosses for hop in hops),
             sum((hop.received for hop in hops), Fraction(0)),
             sum(hop.involuntary for hop in hops),
             len(hops),
@@ -156,7 +159,7 @@ class _Best:
         """Whether no route that brings at least ``lower`` can be better."""
         if self._cost is None or self._cost[0]:
             return False
-        return lower > self._cost[1] or (lower == self._cost[1] and not self._cost[2])
+        return lower > self._cost[2] or (lower == self._cost[2] and not self._cost[3])
 
 
 def _compiled(src: Placement, dst: Placement, sizes: Sizes) -> Hop:
@@ -213,6 +216,7 @@ def _search_other_devices(
         received=_copied(sizes, src, dst, whole_tiles=False),
         before=_share(src, sizes),
         after=_share(dst, sizes),
+        crosses=len(np.union1d(src.mesh.processes, dst.mesh.processes)) > 1,
     )
     best = _Best(limit=limit, donate=donate)
     for hops in _routes_by_copy(sizes, src, dst, donate):
@@ -263,7 +267,20 @@ def _copy(sizes: Sizes, src: Placement, dst: Placement) -> Hop | None:
         received=received,
         before=_share(src, sizes),
         after=_share(dst, sizes),
+        crosses=_crosses(sizes, src, dst),
     )
+
+
+def _crosses(sizes: Sizes, src: Placement, dst: Placement) -> bool:
+    """Whether a process lacks a whole tile that its devices are to hold."""
+    held, needed = (
+        {
+            (int(process), box.tobytes())
+            for process, box in zip(p.mesh.process_of_device, p.boxes(sizes), strict=True)
+        }
+        for p in (src, dst)
+    )
+    return not needed <= held
 
 
 def _copied(sizes: Sizes, src: Placement, dst: Placement, *, whole_tiles: bool) -> Fraction:

@@ -33,6 +33,7 @@ class Frame:
     Attributes:
         device_ids: int64 [devices], in order.
         process_of_device: int32 [devices].
+        axis_names: of the mesh.
         sizes: of each sub-axis, major first.
         owners: the axis of the mesh that each sub-axis is a part of.
         known: specs of the array on these sub-axes: source's, target's, or both.
@@ -40,6 +41,7 @@ class Frame:
 
     device_ids: npt.NDArray[np.int64]
     process_of_device: npt.NDArray[np.int32]
+    axis_names: tuple[str, ...]
     sizes: tuple[int, ...]
     owners: tuple[str, ...]
     known: tuple[SubSpec, ...]
@@ -51,13 +53,20 @@ class Frame:
             for joined in _runs(len(self.sizes), (spec,))
             for run in _by_owner(joined, self.owners)
         ]
-        names = _names([self.owners[run[0]] for run in runs])
-        name_of = {run[0]: name for run, name in zip(runs, names, strict=True)}
+        used = {axis for axes in spec for axis in axes}
+        names = _names([(self.owners[run[0]], run[0] in used) for run in runs])
+        axes: dict[str, int] = {}
+        for owner in self.axis_names:
+            own = [at for at, run in enumerate(runs) if self.owners[run[0]] == owner]
+            axes |= {names[at]: math.prod(self.sizes[axis] for axis in runs[at]) for at in own}
+            if not own:
+                axes[owner] = 1
         mesh = MeshLayout(
-            axis_names=names,
-            shape=tuple(math.prod(self.sizes[axis] for axis in run) for run in runs),
+            axis_names=tuple(axes),
+            shape=tuple(axes.values()),
             process_of_device=self.process_of_device,
         )
+        name_of = {run[0]: name for run, name in zip(runs, names, strict=True)}
         named = tuple(tuple(name_of[a] for a in axes if a in name_of) for axes in spec)
         return Placement(mesh=mesh, spec=named, device_ids=self.device_ids)
 
@@ -179,8 +188,9 @@ def _frame(placement: Placement, cuts: tuple[int, ...], known: tuple[SubSpec, ..
     return Frame(
         device_ids=placement.device_ids,
         process_of_device=placement.mesh.process_of_device,
-        sizes=sizes or (1,),
-        owners=_owners(placement.mesh, ends, cuts) or (placement.mesh.axis_names[0],),
+        axis_names=placement.mesh.axis_names,
+        sizes=sizes,
+        owners=_owners(placement.mesh, ends, cuts),
         known=known,
     )
 
@@ -203,11 +213,22 @@ def _by_owner(run: tuple[int, ...], owners: Sequence[str]) -> list[tuple[int, ..
     return [tuple(group) for _, group in itertools.groupby(run, key=lambda axis: owners[axis])]
 
 
-def _names(owners: Sequence[str]) -> tuple[str, ...]:
-    """A name for each run: its owner's, numbered where the owner falls into several."""
+def _names(runs: Sequence[tuple[str, bool]]) -> tuple[str, ...]:
+    """A name for each run of sub-axes, given its owner and whether it is used.
+
+    The owner's where it is whole; ``_split`` and ``_replica`` where one part is used and the other
+    is not; else numbered.
+    """
+    owners = [owner for owner, _ in runs]
     names: list[str] = []
-    for n, owner in enumerate(owners):
-        name = owner if owners.count(owner) == 1 else f"{owner}_{owners[:n].count(owner)}"
+    for n, (owner, used) in enumerate(runs):
+        parts = sorted(use for other, use in runs if other == owner)
+        if len(parts) == 1:
+            name = owner
+        elif parts == [False, True]:
+            name = f"{owner}_split" if used else f"{owner}_replica"
+        else:
+            name = f"{owner}_{owners[:n].count(owner)}"
         while name in names or (name != owner and name in owners):
             name += "_"
         names.append(name)
@@ -225,13 +246,15 @@ def _number_of_specs(axes: int, dimensions: int) -> int:
 
 def _every_spec(runs: tuple[tuple[int, ...], ...], dimensions: int) -> Iterator[SubSpec]:
     """Every way to give some runs of sub-axes to the dimensions, in every order."""
-    for used in range(len(runs) + 1 if dimensions else 1):
+    if not dimensions:
+        yield ()
+        return
+    for used in range(len(runs) + 1):
         for chosen in itertools.permutations(runs, used):
             for ends in itertools.combinations_with_replacement(range(used + 1), dimensions - 1):
-                bounds = (0, *ends, used)
                 yield tuple(
                     tuple(itertools.chain(*chosen[begin:end]))
-                    for begin, end in itertools.pairwise(bounds)
+                    for begin, end in itertools.pairwise((0, *ends, used))
                 )
 
 

@@ -1,0 +1,1 @@
+"""Live arrays from one sharding to another, by the routes that ``plan.reshard`` finds."""
