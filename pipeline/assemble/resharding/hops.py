@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -113,7 +114,8 @@ def _copy_boxes(
         for shard in array.addressable_shards
     }
     tiles = []
-    for device, index in target.addressable_devices_indices_map(array.shape).items():
+    indices: Mapping[Any, Any] = target.addressable_devices_indices_map(array.shape)
+    for device, index in indices.items():
         box = box_of_index(index or (), array.shape)[0]
         pieces: list[tuple[Boxes, jax.Array]] = []
         name = str(device.id)

@@ -16,7 +16,7 @@ import numpy as np
 from meshfeed.pipeline.plan.reshard.partitioner import compiled_moves
 from meshfeed.pipeline.plan.reshard.placement import Placement
 from meshfeed.pipeline.plan.reshard.planner import plan_reshard
-from meshfeed.pipeline.plan.reshard.subaxes import frames_of
+from meshfeed.pipeline.plan.reshard.subaxes import Frame, SubSpec, frames_of
 from meshfeed.pipeline.plan.reshard.tiling import Tiling
 
 
@@ -46,43 +46,43 @@ def _with_replicas(
     order = src.device_ids
     source = src.tiling(len(shape), order)
     target = dst.tiling(len(shape), dst.device_ids)
-    best: tuple[Fraction, int, Placement | None] | None = None
+    best: tuple[Fraction, int, int, Placement | None] | None = None
     for frame in frames_of(src, src, len(shape)):
         for spec in frame.specs(len(shape)):
             between = frame.placement(spec)
             tiling = between.tiling(len(shape), order)
-            one = _one_replica(between, tiling, copies)
+            one = _one_replica(frame, spec, tiling, copies)
             if one is None:
                 continue
             to_it = compiled_moves(source, tiling, shape)
             onward = compiled_moves(one, target, shape)
             received = sum((move.received for move in to_it), Fraction(0)) * source.size
             received += sum((move.received for move in onward), Fraction(0)) * target.size
-            cost = received, len(to_it) + len(onward)
-            if best is None or cost < best[:2]:
+            cost = received, len(to_it) + len(onward), int(tiling != source)
+            if best is None or cost < best[:3]:
                 best = (*cost, None if tiling == source else between)
-    return None if best is None else best[2]
+    return None if best is None else best[3]
 
 
-def _one_replica(between: Placement, tiling: Tiling, copies: int) -> Tiling | None:
+def _one_replica(frame: Frame, spec: SubSpec, tiling: Tiling, copies: int) -> Tiling | None:
     """The tiling of the devices of one copy, numbered in their order; None where there is none."""
-    axes = replicated_axes(between)
-    for count in range(1, len(axes) + 1):
-        for dropped in itertools.combinations(axes, count):
-            if math.prod(between.mesh.axes[name] for name in dropped) == copies:
-                return _first_along(between, tiling, dropped)
+    used = {axis for axes in spec for axis in axes}
+    spare = [axis for axis in range(len(frame.sizes)) if axis not in used]
+    for count in range(1, len(spare) + 1):
+        for dropped in itertools.combinations(spare, count):
+            if math.prod(frame.sizes[axis] for axis in dropped) == copies:
+                return _first_along(frame, tiling, dropped)
     return None
 
 
-def _first_along(between: Placement, tiling: Tiling, dropped: tuple[str, ...]) -> Tiling:
-    place = np.arange(tiling.size).reshape(between.mesh.shape)
-    index = tuple(0 if name in dropped else slice(None) for name in between.mesh.axis_names)
+def _first_along(frame: Frame, tiling: Tiling, dropped: tuple[int, ...]) -> Tiling:
+    place = np.arange(tiling.size).reshape(frame.sizes)
+    index = tuple(0 if axis in dropped else slice(None) for axis in range(len(frame.sizes)))
     kept = np.asarray(place[index]).reshape(-1)
     number = np.full(tiling.size, -1, dtype=np.int64)
     number[kept] = np.arange(kept.size)
-    numbered = number[tiling.devices]
-    chosen = np.sort(numbered, axis=-1)[..., -(tiling.replicas * kept.size // tiling.size) :]
-    return Tiling.of(tiling.counts, chosen)
+    chosen = np.sort(number[tiling.devices], axis=-1)
+    return Tiling.of(tiling.counts, chosen[..., -(tiling.replicas * kept.size // tiling.size) :])
 
 
 def replicated_axes(placement: Placement) -> tuple[str, ...]:
