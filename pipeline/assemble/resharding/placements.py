@@ -23,15 +23,9 @@ def placement_of(sharding: NamedSharding) -> Placement:
     Raises:
         ConfigError: its spec leaves something open, or its mesh has no devices.
     """
-    if not isinstance(sharding.mesh, Mesh):
-        raise ConfigError(
-            "shardings", f"the mesh of {sharding.spec} has no devices", "Give a jax.sharding.Mesh"
-        )
-    return Placement(
-        mesh=layout_of(sharding.mesh),
-        spec=_entries(sharding.spec),
-        device_ids=np.array([device.id for device in sharding.mesh.devices.flat], dtype=np.int64),
-    )
+    ids = np.array([device.id for device in devices_of(sharding)], dtype=np.int64)
+    mesh: Any = sharding.mesh
+    return Placement(mesh=layout_of(mesh), spec=_entries(sharding.spec), device_ids=ids)
 
 
 def _entries(spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
@@ -69,7 +63,7 @@ class DeviceTable:
 
     def __init__(self, *shardings: NamedSharding) -> None:
         self._devices: Mapping[int, Device] = {
-            device.id: device for one in shardings for device in one.mesh.devices.flat
+            device.id: device for one in shardings for device in devices_of(one)
         }
         self._key = tuple(sorted(self._devices))
 
@@ -95,4 +89,14 @@ def named(sharding: Any) -> NamedSharding | None:
 
 def same_order(source: NamedSharding, target: NamedSharding) -> bool:
     """Whether one program can take both: the same devices in the same order."""
-    return list(source.mesh.devices.flat) == list(target.mesh.devices.flat)
+    return devices_of(source) == devices_of(target)
+
+
+def devices_of(sharding: NamedSharding) -> list[Device]:
+    """The devices of its mesh, in mesh order."""
+    mesh = sharding.mesh
+    if not isinstance(mesh, Mesh):
+        raise ConfigError(
+            "shardings", f"the mesh of {sharding.spec} has no devices", "Give a jax.sharding.Mesh"
+        )
+    return list(mesh.devices.flat)
