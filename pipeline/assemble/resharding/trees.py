@@ -225,6 +225,9 @@ def _run(array: jax.Array, plan: ReshardPlan, target: NamedSharding, *, donate: 
         last = n == len(plan.hops) - 1
         there = target if last else sharding_of(hop.target, devices)
         array = run_hop(array, hop, there, plan, devices, free=donate or n > 0)
+        if not last:
+            # Else the next result could be allocated while this hop's temporary memory is there.
+            array.block_until_ready()
     return array
 
 

@@ -40,6 +40,8 @@ class Move:
             better, and warns of a full rematerialization.
         padded: a tiling that it makes does not divide the array, so that XLA pads: ``received``
             is then only about what is moved.
+        fragile: XLA cuts a dimension for it where none of its mesh axes ends; some versions (that
+            of jax 0.12.0) abort the process over it.
     """
 
     kind: MoveKind
@@ -49,6 +51,7 @@ class Move:
     after: Fraction
     involuntary: bool = False
     padded: bool = False
+    fragile: bool = False
 
 
 Moves = tuple[Move, ...]
@@ -120,6 +123,11 @@ def gather(source: Tiling, target: Tiling, *, involuntary: bool = False) -> Move
             )
             share = after
     return tuple(moves)
+
+
+def fragile(moves: Moves) -> Moves:
+    """The moves, marked as ones that XLA may abort over."""
+    return tuple(replace(move, fragile=True) for move in moves)
 
 
 def scaled(moves: Moves, part: Fraction) -> Moves:

@@ -28,6 +28,7 @@ from meshfeed.pipeline.plan.reshard.collectives import (
     Sizes,
     all_to_all,
     can_permute,
+    fragile,
     gather,
     permute,
     scaled,
@@ -150,7 +151,10 @@ def _by_cutting(source: Tiling, target: Tiling, sizes: Sizes) -> Moves | None:
         inner_sizes = (*sizes[:dim], outer, sizes[dim] // outer, *sizes[dim + 1 :])
         moves = _attempts(source.cut(dim, outer), inner_target, inner_sizes)
         rest = _attempts(inner_target.joined(dim), target, sizes)
-        return None if moves is None or rest is None else (*moves, *rest)
+        if moves is None or rest is None:
+            return None
+        safe = source.can_be_cut(dim, outer) and target.can_be_cut(dim, outer)
+        return (*(moves if safe else fragile(moves)), *rest)
     between = _replicated_early(source, target)
     if between is None:
         between = _replicas_as_tiles(source, target)

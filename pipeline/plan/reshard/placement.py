@@ -166,7 +166,8 @@ class Placement:
         used = [axis for axes in spec for axis in axes]
         axes = [*used, *(name for name in self.mesh.axis_names if name not in used)]
         laid = place.transpose([self.mesh.axis_names.index(name) for name in axes])
-        return Tiling.of(self.counts(dimensions), laid)
+        sizes = tuple(tuple(self.mesh.axes[name] for name in axes) for axes in spec)
+        return Tiling.of(self.counts(dimensions), laid, sizes)
 
 
 def _axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -94,6 +94,11 @@ class Hop:
         return any(move.involuntary for move in self.moves)
 
     @property
+    def fragile(self) -> bool:
+        """Some versions of XLA abort the process over it."""
+        return any(move.fragile for move in self.moves)
+
+    @property
     def padded(self) -> bool:
         """XLA pads on the way, so that ``received`` is only about what moves."""
         return any(move.padded for move in self.moves)

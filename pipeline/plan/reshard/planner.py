@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,7 +146,7 @@ class _Best:
         self.lowest_peak = min(self.lowest_peak, peak) if self.hops else peak
         cost: tuple[Fraction | int, ...] = (
             int(self._limit is not None and peak > self._limit),
-            sum(hop.crosses for hop in hops),
+            sum(hop.crosses + hop.fragile for hop in hops),
             sum((hop.received for hop in hops), Fraction(0)),
             sum(hop.involuntary for hop in hops),
             len(hops),
@@ -157,7 +158,7 @@ class _Best:
 
     def is_sure(self, lower: Fraction) -> bool:
         """Whether no route that brings at least ``lower`` can be better."""
-        if self._cost is None or self._cost[0]:
+        if self._cost is None or self._cost[0] or self._cost[1]:
             return False
         return lower > self._cost[2] or (lower == self._cost[2] and not self._cost[3])
 
@@ -166,7 +167,9 @@ def _compiled(src: Placement, dst: Placement, sizes: Sizes) -> Hop:
     """The hop that one program over the devices of both makes."""
     dims = len(sizes)
     source, target = src.tiling(dims, dst.device_ids), dst.tiling(dims, dst.device_ids)
-    moves = _moves(source, target, sizes)
+    if src.mesh.axes != dst.mesh.axes:
+        source, target = replace(source, axes=None), replace(target, axes=None)
+    moves = _moves(source, target, source.axes, target.axes, sizes)
     return Hop(
         kind=HopKind.COMPILED,
         source=src,
@@ -179,7 +182,9 @@ def _compiled(src: Placement, dst: Placement, sizes: Sizes) -> Hop:
 
 
 @lru_cache(maxsize=65536)
-def _moves(source: Tiling, target: Tiling, sizes: Sizes) -> Moves:
+def _moves(source: Tiling, target: Tiling, *key: object) -> Moves:
+    """The compiled moves; ``key`` is what tilings are not told apart by, sizes at its end."""
+    sizes: Any = key[-1]
     return compiled_moves(source, target, sizes)
 
 
