@@ -236,7 +236,10 @@ def test_every_plan_moves_at_least_what_is_lacking_and_at_most_what_direct_does(
     plan = plan_reshard(shape, "float32", src, dst)
     check(plan)
     assert plan.direct is not None
-    assert plan.received_bytes <= (plan.direct_bytes or 0)
+    if plan.direct.fragile:  # some versions of XLA abort over it: gone around at any cost
+        assert not any(hop.fragile for hop in plan.hops)
+    else:
+        assert plan.received_bytes <= (plan.direct_bytes or 0)
 
 
 @given(
