@@ -154,6 +154,41 @@ def test_a_drained_host_is_left_out_and_released(make: Make) -> None:
     assert cluster.machine.resizes[0].reasons == ["drain of h1: test"]
 
 
+def test_a_drained_host_is_gone_when_training_ends_before_a_snapshot(make: Make) -> None:
+    cluster = running(make(3, snapshot_every=500, steps=40))
+    drain(cluster, "h1")
+    cluster.settle()
+    assert names(cluster) == ("h0", "h2")
+    assert outcomes(cluster) == [], "its vault is still needed"
+    cluster.train(60)
+    cluster.settle()
+    assert cluster.machine.state is State.FINISHED
+    assert outcomes(cluster) == [("drain of h1", "done")]
+
+
+def test_a_drain_ends_with_the_training(make: Make) -> None:
+    cluster = make(3, replacement_wait_s=60.0, starts_hosts=False, steps=40)
+    cluster.start(hosts=3)
+    cluster.train(5)
+    cluster.settle()
+    drain(cluster, "h1")
+    cluster.train(60)
+    cluster.settle()
+    assert cluster.machine.state is State.FINISHED
+    assert outcomes(cluster) == [("drain of h1", "ended")]
+
+
+def test_a_draining_host_that_is_lost_is_gone(make: Make) -> None:
+    cluster = make(3, replacement_wait_s=60.0, snapshot_every=5, starts_hosts=False)
+    cluster.start(hosts=3)
+    cluster.train(10)
+    cluster.settle()
+    drain(cluster, "h1")
+    cluster.kill("h1")
+    cluster.settle()
+    assert outcomes(cluster) == [("drain of h1", "done")]
+
+
 def test_a_draining_host_is_kept_until_a_snapshot_lies_on_the_others(make: Make) -> None:
     cluster = running(make(3, snapshot_every=5), steps=13)
     drain(cluster, "h1")

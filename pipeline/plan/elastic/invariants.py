@@ -69,5 +69,9 @@ def _of_hosts(s: MachineState) -> Iterator[str]:
 def _of_ends(s: MachineState) -> Iterator[str]:
     if s.state in TERMINAL and s.wish is not None:
         yield f"the run has {s.state} and a wish for {s.wish.hosts} hosts has no answer"
+    if s.state in TERMINAL:
+        for name, record in s.hosts.hosts.items():
+            if record.drain is not None:
+                yield f"the run has {s.state} and the drain of {name} has no answer"
     if (s.state is State.FAILED) != (s.failure is not None):
         yield f"{s.state} with failure {s.failure}"

@@ -232,6 +232,7 @@ def finish(c: Steering) -> bool:
     s = c.state
     marks = (Mark.ENDED, Mark.AT_BARRIER, Mark.LEFT)
     if s.have_all(*marks):
+        c.answer_drains("the training has come to its end")
         c.go(Cause.ALL_ENDED)
         c.emit(Finish())
         return True

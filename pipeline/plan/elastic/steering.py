@@ -108,6 +108,9 @@ class Steering:
         s = self.state
         was_member = s.is_member(host)
         s.lost_members += s.was_member(host)
+        record = s.hosts.hosts.get(host.name)
+        if record is not None and record.drain is not None:
+            self.answer(f"drain of {host.name}", Outcome.DONE, f"it is lost: {reason}")
         s.hosts.remove(host.name)
         s.fenced.append(host)
         self.emit(FenceHost(host=host, generation=s.generation))
@@ -180,6 +183,7 @@ class Steering:
         s = self.state
         s.failure = Failure(error=error, host=host, stage=str(s.state))
         self.answer_wish(Outcome.ENDED, f"the run has failed: {error}")
+        self.answer_drains(f"the run has failed: {error}")
         if s.has_world:
             s.abort_reason = error
             self.abort(error)
@@ -192,6 +196,20 @@ class Steering:
         if s.wish is not None:
             self.answer(f"{s.wish.hosts} hosts", outcome, detail)
             s.wish = None
+
+    def answer_drains(self, why: str) -> None:
+        """The run is over: hosts that the last world was without have been left, others have not.
+
+        Args:
+            why: the run is over.
+        """
+        s = self.state
+        for name, record in s.hosts.hosts.items():
+            drain, record.drain = record.drain, None
+            if drain is not None and s.is_member(record.host):
+                self.answer(f"drain of {name}", Outcome.ENDED, why)
+            elif drain is not None:
+                self.answer(f"drain of {name}", Outcome.DONE, drain.reason)
 
     def answer(self, wish: str, outcome: Outcome, detail: str) -> None:
         """Says what became of a wish."""
