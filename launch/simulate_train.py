@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from meshfeed.actors.elastic.messages import News, TrainedStep
 from meshfeed.actors.elastic.run import ElasticRun
@@ -20,6 +21,9 @@ from meshfeed.pipeline.plan.config import LEAF_PRESETS
 from meshfeed.pipeline.plan.elastic.policy import ElasticPolicy
 from meshfeed.pipeline.plan.errors import MeshfeedError
 from meshfeed.pipeline.plan.run_config import RunConfig
+
+COMPILED = "compiled"
+"""Folder in the run directory where compiled programs are kept."""
 
 GRANT_S = 0.05
 """How far ahead hosts may fetch where a run is resized at given steps."""
@@ -36,6 +40,7 @@ class TrainingPlan:
         snapshot_every: steps; 0: never.
         world: where the processes of the next generation come from.
         vault_budget: bytes that the vault of a host may hold.
+        compilation_cache: whether programs that were compiled once are kept in the run directory.
     """
 
     train: str
@@ -44,6 +49,7 @@ class TrainingPlan:
     snapshot_every: int
     world: WorldKind
     vault_budget: int
+    compilation_cache: bool = True
 
 
 def simulate_training(
@@ -78,6 +84,7 @@ def train(run: Run, feed: str, plan: TrainingPlan, progress: Progress) -> Report
         world=plan.world,
         policy=ElasticPolicy(snapshot_every=plan.snapshot_every, cool_down_s=0.0),
         vault_budget=plan.vault_budget,
+        compiled=str(Path(config.run_dir) / COMPILED) if plan.compilation_cache else None,
         hold_at=frozenset([*plan.resizes, *plan.kills]),
         digests=True,
     )

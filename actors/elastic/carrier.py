@@ -337,5 +337,6 @@ class Carrier:
             devices=settings.devices,
             hold_at=settings.hold_at,
             digests=settings.digests,
+            compiled=settings.compiled,
             timeout_s=self._timeout_s,
         )

@@ -30,6 +30,8 @@ class ElasticSettings:
         world: where the processes of the next generation come from.
         policy: what is done when hosts come and go.
         vault_budget: bytes that the vault of a host may hold.
+        compiled: folder of compiled programs that all hosts share, made if it is not there, which
+            its owner alone may write to; None: every world compiles anew.
         hold_at: steps after which training waits to be released.
         digests: whether every batch is digested as it lies on the devices.
     """
@@ -40,6 +42,7 @@ class ElasticSettings:
     world: WorldKind = WorldKind.FRESH
     policy: ElasticPolicy = field(default_factory=ElasticPolicy)
     vault_budget: int = 1 << 30
+    compiled: str | None = None
     hold_at: frozenset[int] = frozenset()
     digests: bool = False
 

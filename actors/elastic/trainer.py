@@ -47,6 +47,7 @@ class TrainerSettings:
         devices: simulated CPU devices; None: those that JAX finds.
         hold_at: steps after which training waits to be released.
         digests: whether every batch is digested as it lies on the devices.
+        compiled: folder of compiled programs; None: every world compiles anew.
         timeout_s: of every wait.
     """
 
@@ -57,6 +58,7 @@ class TrainerSettings:
     devices: int | None
     hold_at: frozenset[int] = frozenset()
     digests: bool = False
+    compiled: str | None = None
     timeout_s: float
 
 
@@ -77,14 +79,21 @@ class TrainerHost:
         self._keeper: Keeper | None = None
 
     def prepare(self) -> int:
-        """Imports all that training needs and touches no device; gives the process id."""
+        """Imports all that training needs and touches no device; gives the process id.
+
+        Raises:
+            ConfigError: there is no such ``train``, or others may write to the compiled programs.
+        """
         import jax
 
         import meshfeed.actors.elastic.job  # noqa: F401
+        from meshfeed.pipeline.assemble.worlds.compilation_cache import enable_compilation_cache
 
         if self._settings.devices is not None:
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", self._settings.devices)
+        if self._settings.compiled is not None:
+            enable_compilation_cache(self._settings.compiled)
         self._train = load_train(self._settings.train)
         self._progress.enter(Phase.READY)
         return os.getpid()

@@ -6,19 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ids_data import write_ids
 
-Simulate = Callable[..., dict[str, Any]]
+STEPS = 32
+STALE = {
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_PROCESS_ID": "2",
+    "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1",
+}
 
 
 @pytest.fixture(scope="module")
-def simulate(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Simulate:
-    """``simulate(hosts=2, steps=8)``: the report of a run; every flag by its name."""
+def run_dir(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that went from two hosts to one, back to two, and to one again."""
     folder = tmp_path_factory.mktemp("resize")
     many = [[(7 * n) % 60 + 1 for n in range(120)] for _ in range(4)]
     few = [[(5 * n) % 60 + 1 for n in range(60)] for _ in range(2)]
@@ -48,37 +53,57 @@ def simulate(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(settings))
 
-    def run(name: str, **flags: Any) -> dict[str, Any]:
-        flags = {"train": "tiny_trainer:train", "run_dir": folder / name} | flags
-        words = [f"--{key.replace('_', '-')}={value}" for key, value in flags.items()]
-        command = [sys.executable, "-m", "meshfeed.launch.cli", "simulate", str(config), *words]
-        done = subprocess.run(
-            command, env=os.environ | ray_environment, capture_output=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
-        report: dict[str, Any] = json.loads((folder / name / "report.json").read_text())
-        return report
-
-    return run
-
-
-def test_case_18_training_takes_every_step_whatever_the_environment_says(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, stale in (
-        ("JAX_NUM_PROCESSES", "3"),
-        ("JAX_PROCESS_ID", "2"),
-        ("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1"),
-    ):
-        monkeypatch.setenv(name, stale)
-    report = simulate("fixed", hosts=2, steps=12, resize="4:1", snapshot_every=5, world="reuse")
-    assert report["agreed"]
-    (resize,) = report["resizes"]
-    assert (resize["kind"], resize["hosts_from"], resize["hosts_to"]) == ("planned", 2, 1)
-    assert set(resize["seconds"]) == {
-        *("notice", "drain", "leave", "plan", "join", "move", "compile", "first_step")
+    flags = {
+        "train": "counting_trainer:train",
+        "run-dir": folder / "run",
+        "hosts": 2,
+        "steps": STEPS,
+        "resize": "4:1,13:2,22:1",
+        "snapshot-every": 5,
+        "world": "reuse",
     }
-    assert [step["step"] for step in report["steps"]] == list(range(12))
+    words = [f"--{key}={value}" for key, value in flags.items()]
+    command = [sys.executable, "-m", "meshfeed.launch.cli", "simulate", str(config), *words]
+    done = subprocess.run(
+        command,
+        env=os.environ | ray_environment | STALE,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return folder / "run"
+
+
+def test_case_18_training_takes_every_step_whatever_the_environment_says(run_dir: Path) -> None:
+    report: dict[str, Any] = json.loads((run_dir / "report.json").read_text())
+    assert report["agreed"]
+    assert [(r["kind"], r["hosts_from"], r["hosts_to"]) for r in report["resizes"]] == [
+        ("planned", 2, 1),
+        ("planned", 1, 2),
+        ("planned", 2, 1),
+    ]
+    for resize in report["resizes"]:
+        assert set(resize["seconds"]) == {
+            *("notice", "drain", "leave", "plan", "join", "move", "compile", "first_step")
+        }
+    assert [step["step"] for step in report["steps"]] == list(range(STEPS))
     losses = report["losses"]
-    assert len(losses) == 12
+    assert len(losses) == STEPS
     assert losses[-1] < losses[0]
+
+
+def test_a_world_as_large_as_an_earlier_one_compiles_nothing_that_was_compiled_for_it(
+    run_dir: Path,
+) -> None:
+    def programs(generation: int, place: int) -> dict[str, int]:
+        told: dict[str, int] = json.loads(
+            (run_dir / f"programs-{generation}-{place}.json").read_text()
+        )
+        return told
+
+    assert programs(2, 0)["compiled"] > 0
+    assert programs(4, 0)["compiled"] == 0
+    assert programs(4, 0)["found"] > 0
+    for place in (0, 1):  # the process at place 1 is a new one
+        assert programs(3, place)["found"] > 0
