@@ -52,10 +52,10 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         help="that the vault of a host may hold of the state (default: 1GiB)",
     )
     group.add_argument(
-        "--no-compilation-cache",
-        action="store_true",
-        help="compile anew in every world; without it, compiled programs are kept in the run "
-        "directory, for the next world of the same size",
+        "--compilation-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep compiled programs in the run directory, for the next world of the same size",
     )
 
 
@@ -79,7 +79,7 @@ def training_plan(args: argparse.Namespace) -> TrainingPlan:
         snapshot_every=args.snapshot_every,
         world=WorldKind(args.world),
         vault_budget=parse_bytes(args.vault_budget, "vault_budget"),
-        compilation_cache=not args.no_compilation_cache,
+        compilation_cache=args.compilation_cache,
     )
 
 
