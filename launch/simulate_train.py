@@ -40,7 +40,8 @@ class TrainingPlan:
         snapshot_every: steps; 0: never.
         world: where the processes of the next generation come from.
         vault_budget: bytes that the vault of a host may hold.
-        compilation_cache: whether programs that were compiled once are kept in the run directory.
+        compiled: folder of compiled programs, in the run directory unless it is an absolute path;
+            None: every world compiles anew.
     """
 
     train: str
@@ -49,7 +50,7 @@ class TrainingPlan:
     snapshot_every: int
     world: WorldKind
     vault_budget: int
-    compilation_cache: bool = True
+    compiled: str | None = COMPILED
 
 
 def simulate_training(
@@ -84,7 +85,7 @@ def train(run: Run, feed: str, plan: TrainingPlan, progress: Progress) -> Report
         world=plan.world,
         policy=ElasticPolicy(snapshot_every=plan.snapshot_every, cool_down_s=0.0),
         vault_budget=plan.vault_budget,
-        compiled=str(Path(config.run_dir) / COMPILED) if plan.compilation_cache else None,
+        compiled=None if plan.compiled is None else str(Path(config.run_dir) / plan.compiled),
         hold_at=frozenset([*plan.resizes, *plan.kills]),
         digests=True,
     )

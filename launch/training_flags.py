@@ -6,7 +6,7 @@ import argparse
 import re
 
 from meshfeed.actors.elastic.settings import WorldKind
-from meshfeed.launch.simulate_train import TrainingPlan
+from meshfeed.launch.simulate_train import COMPILED, TrainingPlan
 from meshfeed.pipeline.plan.errors import ConfigError
 from meshfeed.pipeline.plan.run_config import parse_bytes
 
@@ -79,7 +79,7 @@ def training_plan(args: argparse.Namespace) -> TrainingPlan:
         snapshot_every=args.snapshot_every,
         world=WorldKind(args.world),
         vault_budget=parse_bytes(args.vault_budget, "vault_budget"),
-        compilation_cache=args.compilation_cache,
+        compiled=COMPILED if args.compilation_cache else None,
     )
 
 

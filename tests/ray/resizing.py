@@ -69,7 +69,7 @@ def plan(**settings: Any) -> TrainingPlan:
 
 
 def settings_of(
-    *, hold_at: list[int], world: WorldKind = WorldKind.FRESH, **policy: Any
+    run: Run, *, hold_at: list[int], world: WorldKind = WorldKind.FRESH, **policy: Any
 ) -> tuple[TrainingPlan, ElasticSettings]:
     """Of training that a test holds, and resizes, by itself."""
     limits: dict[str, Any] = {"snapshot_every": 5, "cool_down_s": 0.0}
@@ -80,16 +80,23 @@ def settings_of(
         world=world,
         policy=ElasticPolicy(**limits | policy),
         vault_budget=64 << 20,
+        compiled=compiled_for(run.config.run_dir),
         hold_at=frozenset(hold_at),
         digests=True,
     )
     return plan(world=world), training
 
 
+def compiled_for(run_dir: str) -> str:
+    """One folder of compiled programs for all tests of a session, which train the same model."""
+    return str(Path(run_dir).parent.parent / "compiled")
+
+
 def trained(start_run: StartRun, settings: dict[str, Any], **planned: Any) -> Report:
     """The report of a run from its first step to its last."""
     with start_run(**settings) as run:
-        return train(run, "train", plan(**planned), Progress(quiet=True))
+        made = plan(**{"compiled": compiled_for(run.config.run_dir)} | planned)
+        return train(run, "train", made, Progress(quiet=True))
 
 
 def digests(report: Report) -> list[str]:

@@ -21,14 +21,6 @@ from meshfeed.launch.report import Report
 from meshfeed.launch.simulate_train import Follower
 
 
-def test_case_15_any_number_of_hosts_that_divides(start_run: StartRun, tmp_path: Path) -> None:
-    steps = 26
-    settings = mixture(tmp_path) | {"run_dir": tmp_path / "run", "steps": steps, "hosts": 4}
-    report = trained(start_run, settings, world=WorldKind.REUSE, resizes={2: 2, 9: 3, 16: 6})
-    assert [resize.hosts_to for resize in report.resizes] == [2, 3, 6]
-    assert digests(report) == digests_of_run(tmp_path / "run", steps)
-
-
 def test_case_16_filter_mixture_and_packing_go_on_through_resizes(
     start_run: StartRun, tmp_path: Path
 ) -> None:
@@ -58,7 +50,7 @@ def test_case_17_after_five_resizes_there_and_back_all_is_as_at_the_start(
     settings["sources"][1]["epochs"] = 40
     counts: list[dict[str, int]] = []
     with start_run(**settings) as run:
-        plan, training = settings_of(hold_at=holds, world=WorldKind.REUSE)
+        plan, training = settings_of(run, hold_at=holds, world=WorldKind.REUSE)
         report = Report(run.config, "train")
         elastic = ElasticRun.start(run, training, 2)
         try:

@@ -76,7 +76,7 @@ def _followed(
     """Three hosts, held at a step until ``act`` has been begun; every batch is compared."""
     settings = mixture(folder) | {"run_dir": folder / "run", "steps": STEPS, "hosts": 3}
     with start_run(**settings) as run:
-        plan, training = settings_of(hold_at=[HELD], world=WorldKind.REUSE, **policy)
+        plan, training = settings_of(run, hold_at=[HELD], world=WorldKind.REUSE, **policy)
         report = Report(run.config, "train")
         elastic = ElasticRun.start(run, training, 3)
         try:

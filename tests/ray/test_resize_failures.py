@@ -38,7 +38,7 @@ def test_a_host_that_is_stopped_is_replaced_and_once_woken_changes_nothing(
     steps = 30
     settings = mixture(tmp_path) | {"run_dir": tmp_path / "run", "steps": steps, "hosts": 3}
     with start_run(**settings) as run:
-        plan, training = settings_of(hold_at=[8, 20], heartbeat_limit_s=6.0)
+        plan, training = settings_of(run, hold_at=[8, 20], heartbeat_limit_s=6.0)
         report = Report(run.config, "train")
         elastic = ElasticRun.start(run, training, 3)
         stopped: dict[str, int] = {}
@@ -85,7 +85,7 @@ def test_wishes_that_cannot_be_are_refused_and_the_last_of_two_holds(
     steps = 24
     settings = mixture(tmp_path) | {"run_dir": tmp_path / "run", "steps": steps, "hosts": 2}
     with start_run(**settings) as run:
-        plan, training = settings_of(hold_at=[6], world=WorldKind.REUSE)
+        plan, training = settings_of(run, hold_at=[6], world=WorldKind.REUSE)
         report = Report(run.config, "train")
         elastic = ElasticRun.start(run, training, 2)
         answers: list[Any] = []

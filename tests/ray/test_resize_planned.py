@@ -29,18 +29,27 @@ def fixed(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Repo
     return trained(start_run, settings, snapshot_every=0)
 
 
-@pytest.mark.parametrize("world", list(WorldKind))
-def test_four_two_three_four_one(
-    world: WorldKind, fixed: Report, start_run: StartRun, tmp_path: Path
+def test_case_15_any_number_of_hosts_that_divides_in_the_same_processes(
+    fixed: Report, start_run: StartRun, tmp_path: Path
 ) -> None:
-    settings = mixture(tmp_path) | {"run_dir": tmp_path / "run", "steps": STEPS, "hosts": 4}
-    report = trained(
-        start_run, settings, world=world, resizes={4: 2, 12: 3, 20: 4, 28: 1}, snapshot_every=5
-    )
-    assert digests(report) == digests(fixed) == digests_of_run(tmp_path / "run", STEPS)
-    assert [resize.hosts_to for resize in report.resizes] == [2, 3, 4, 1]
-    assert [resize.generation for resize in report.resizes] == [2, 3, 4, 5]
-    assert [resize.kind for resize in report.resizes] == ["planned"] * 4
+    _resized(fixed, start_run, tmp_path, WorldKind.REUSE, {4: 2, 11: 3, 18: 6, 25: 4, 32: 1})
+
+
+def test_four_two_three_four_one_in_new_processes(
+    fixed: Report, start_run: StartRun, tmp_path: Path
+) -> None:
+    _resized(fixed, start_run, tmp_path, WorldKind.FRESH, {4: 2, 12: 3, 20: 4, 28: 1})
+
+
+def _resized(
+    fixed: Report, start_run: StartRun, folder: Path, world: WorldKind, resizes: dict[int, int]
+) -> None:
+    settings = mixture(folder) | {"run_dir": folder / "run", "steps": STEPS, "hosts": 4}
+    report = trained(start_run, settings, world=world, resizes=resizes, snapshot_every=5)
+    assert digests(report) == digests(fixed) == digests_of_run(folder / "run", STEPS)
+    assert [resize.hosts_to for resize in report.resizes] == list(resizes.values())
+    assert [resize.generation for resize in report.resizes] == [*range(2, len(resizes) + 2)]
+    assert {resize.kind for resize in report.resizes} == {"planned"}
     for resize in report.resizes:
         assert resize.steps_repeated == 0
         assert resize.bytes_moved == resize.bytes_bound == bytes_that_must_travel(resize)
