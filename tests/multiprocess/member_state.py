@@ -12,9 +12,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshfeed.pipeline.assemble.held_state import HeldState
+from meshfeed.pipeline.assemble.relay import mesh_of_copies, relay
 from meshfeed.pipeline.assemble.snapshots import Snapshots
 from meshfeed.pipeline.assemble.state_builder import StateBuilder
 from meshfeed.pipeline.assemble.state_leaves import StateLeaf, leaves_of
+from meshfeed.pipeline.plan.mesh import MeshLayout
 
 P = PartitionSpec
 ROWS, COLUMNS = 48, 16
@@ -142,6 +144,21 @@ class MemberState:
         described = [leaf.as_data() for leaf in held.leaves.values()]
         (folder / "leaves.json").write_text(json.dumps(described))
         return described
+
+    def relay(self, old_place_of: list[int], memory_limit: int | None = None) -> dict[str, Any]:
+        """Lays the state on those who stay, while the old world is up."""
+        owners = np.repeat(np.arange(len(old_place_of), dtype=np.int32), 2)
+        layout = MeshLayout(
+            axis_names=("data", "model"),
+            shape=(len(old_place_of), 2),
+            process_of_device=owners,
+        )
+        mesh = mesh_of_copies(jax.devices(), layout, old_place_of)
+        if mesh is None:
+            return {"left": {"": "no copies"}, "received": 0}
+        relaid = relay(self.state, shardings_of(mesh), memory_limit=memory_limit)
+        self.state, self._snapshots = relaid.state, None
+        return {"left": dict(relaid.left), "received": relaid.received_bytes}
 
     def drop(self) -> None:
         """Forgets everything, as its devices will be gone."""

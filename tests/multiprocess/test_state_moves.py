@@ -130,3 +130,48 @@ def test_after_a_kill_the_snapshot_is_the_state(tmp_path: Path, lost: int) -> No
             assert all_do(survivors, "state", call="check", step=9) == [[], []]
             all_do(survivors, "state", call="drop")
             assert all_do(survivors, "leave") == [False, False]
+
+
+def _shrink(
+    tmp_path: Path, group: list[Member], survivors: list[int], **relay: Any
+) -> tuple[MovePlan, list[dict[str, Any]]]:
+    """From all to some, by collectives in the old world first."""
+    with world(group, 1):
+        all_do(group, "state", call="make")
+        all_do(group, "state", call="step", count=3)
+        relaid = all_do(group, "state", call="relay", old_place_of=survivors, **relay)
+        held = _save(group, tmp_path / "3")
+        all_do(group, "state", call="drop")
+        assert all_do(group, "leave") == [False] * len(group)
+    staying = [group[index] for index in survivors]
+    with world(staying, 2):
+        plan = _build(held, staying, tmp_path / "3")
+        right: list[list[str]] = [[] for _ in staying]
+        assert all_do(staying, "state", call="check", step=3) == right
+        all_do(staying, "state", call="step", count=1)
+        assert all_do(staying, "state", call="check", step=4) == right
+    assert plan.bytes_moved == plan.bytes_bound
+    return plan, relaid
+
+
+def test_before_a_shrink_collectives_bring_all_to_those_who_stay(tmp_path: Path) -> None:
+    with members(4, tmp_path) as group:
+        plan, relaid = _shrink(tmp_path, group, [2, 0])
+    assert plan.bytes_moved == 0
+    for one in relaid:
+        assert one["left"] == {
+            "['table']": "every process has it",
+            "['step']": "every process has it",
+        }
+        assert one["received"] > 0
+
+
+def test_what_no_collective_brings_moves_as_boxes(tmp_path: Path) -> None:
+    with members(2, tmp_path) as group:
+        # Moving a leaf takes its old and its new part and more: 3 KiB over 4 devices, then over 2.
+        plan, relaid = _shrink(tmp_path, group, [1], memory_limit=2 << 10)
+    left = relaid[0]["left"]
+    assert relaid[1]["left"] == left
+    assert "bytes is too small" in left["['params']['w']"]
+    assert "['params']['tiny']" not in left
+    assert plan.bytes_moved > 0
