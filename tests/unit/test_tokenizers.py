@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import pickle
 import subprocess
@@ -24,7 +25,7 @@ from meshfeed.pipeline.data.tokenizers import (
     keep_tokenizer,
     load_tokenizer,
 )
-from meshfeed.pipeline.data.tokenizers.base import Frame, calls
+from meshfeed.pipeline.data.tokenizers.base import Frame, TokenBatch, calls
 from meshfeed.pipeline.data.tokenizers.choose import difference
 from meshfeed.pipeline.plan.config import Engine, TokenizerConfig
 from meshfeed.pipeline.plan.errors import ConfigError, DataError
@@ -120,6 +121,9 @@ def test_records_beyond_one_call_and_every_arrow_layout_give_the_same_tokens(hug
     assert len(want) == 2500
     assert records(want)[2499] == tokenizer.encode(pa.array(texts[2499:])).ids.tolist()
     whole = pa.array(["x", *texts, "y"])
+    long = ["a text of more than its chunk's share. " * 8000, "b" * 300_000]
+    apart = pa.chunked_array([long[:1], long[1:]], pa.string())
+    np.testing.assert_array_equal(tokenizer.encode(apart).ids, tokenizer.encode(pa.array(long)).ids)
     for layout in (
         pa.array(texts, pa.large_string()),
         pa.array(texts, pa.string_view()),
@@ -148,13 +152,18 @@ def test_no_records_give_no_tokens(request, path):
     st.one_of(st.none(), st.integers(0, 2**31 - 1)),
     st.one_of(st.none(), st.integers(0, 2**31 - 1)),
     st.integers(0, 3),
+    st.integers(0, 8),
 )
-def test_frame_puts_bos_and_eos_around_each_record(lists, bos, eos, before):
+def test_frame_puts_bos_and_eos_around_each_record(lists, bos, eos, before, cut):
     flat = np.array([7] * before + [i for ids in lists for i in ids], np.int32)
     offsets = before + np.concatenate([[0], np.cumsum([len(ids) for ids in lists])]).astype(
         np.int64
     )
-    batch = Frame(bos=bos, eos=eos).around(flat, offsets)
+    parts = [
+        TokenBatch(ids=flat, offsets=offsets[begin : end + 1])
+        for begin, end in itertools.pairwise(sorted({0, min(cut, len(lists)), len(lists)}))
+    ]
+    batch = Frame(bos=bos, eos=eos).around(parts)
     around = [[] if i is None else [i] for i in (bos, eos)]
     assert records(batch) == [around[0] + ids + around[1] for ids in lists]
 

@@ -17,7 +17,7 @@ from meshfeed.pipeline.data.tokenizers.base import (
     as_strings,
     as_text,
     calls,
-    joined,
+    text_pieces,
 )
 from meshfeed.pipeline.data.tokenizers.files import TokenizerFile
 from meshfeed.pipeline.data.tokenizers.specials import SpecialIds
@@ -55,16 +55,16 @@ class EngineTokenizer(ABC):
         Raises:
             TextError: some texts are null or not UTF-8, or the engine refuses them.
         """
-        texts = as_text(texts)
         parts = []
-        for begin, end in calls(texts, self.records_per_call):
-            try:
-                parts.append(self._encode_call(texts.slice(begin, end - begin)))
-            except MemoryError:
-                raise
-            except Exception as error:
-                raise self._culprits(texts, error) from error
-        return joined(parts)
+        for piece in text_pieces(texts):
+            for begin, end in calls(piece, self.records_per_call):
+                try:
+                    parts.append(self._encode_call(piece.slice(begin, end - begin)))
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    raise self._culprits(as_text(texts), error) from error
+        return self.frame.around(parts)
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
@@ -72,7 +72,7 @@ class EngineTokenizer(ABC):
 
     @abstractmethod
     def _encode_strings(self, strings: list[str]) -> TokenBatch:
-        """Ids of each string, framed."""
+        """Ids of each string, without BOS and EOS."""
 
     def _encode_call(self, texts: pa.Array) -> TokenBatch:
         return self._encode_strings(as_strings(texts))
@@ -97,15 +97,9 @@ class EngineTokenizer(ABC):
         return TextError(bad) if bad else error
 
 
-def framed(arrays: Sequence[npt.NDArray[Any]], frame: Frame) -> TokenBatch:
-    """The ids of each record, one array each, joined with BOS and EOS in one pass."""
-    if not arrays:
-        return joined([])
-    before = [] if frame.bos is None else [np.array([frame.bos], np.int32)]
-    after = [] if frame.eos is None else [np.array([frame.eos], np.int32)]
-    pieces: list[npt.NDArray[Any]] = []
-    for ids in arrays:
-        pieces += (*before, ids.view(np.int32), *after)
+def flat(arrays: Sequence[npt.NDArray[Any]]) -> TokenBatch:
+    """The ids of each record, one array of four-byte integers each, one after the other."""
     offsets = np.zeros(len(arrays) + 1, np.int64)
-    np.cumsum([len(ids) + frame.extra for ids in arrays], out=offsets[1:])
-    return TokenBatch(ids=np.concatenate(pieces), offsets=offsets)
+    np.cumsum([len(ids) for ids in arrays], out=offsets[1:])
+    ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+    return TokenBatch(ids=ids.view(np.int32), offsets=offsets)

@@ -66,7 +66,9 @@ class FastTokenizer(EngineTokenizer):
         ids, offsets = self._tokenizer.encode_batch_flat(
             strings, add_special_tokens=False, split_special_tokens=self._as_plain_text
         )
-        return self.frame.around(np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64))
+        return TokenBatch(
+            ids=np.frombuffer(ids, np.int32), offsets=np.frombuffer(offsets, np.int64)
+        )
 
 
 def _load(loader: Any, config: TokenizerConfig, file: TokenizerFile) -> tuple[Any, int, SpecialIds]:

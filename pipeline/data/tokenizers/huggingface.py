@@ -61,20 +61,13 @@ class HuggingFaceTokenizer(EngineTokenizer):
 
     def _encode_strings(self, strings: list[str]) -> TokenBatch:
         encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
-        extra = self.frame.extra
-        ends = list(accumulate((len(e) + extra for e in encodings), initial=0))
+        ends = list(accumulate((len(e) for e in encodings), initial=0))
         out = np.empty(ends[-1], np.int32)
-        offsets = np.array(ends, np.int64)
         target = out.data
-        skip = self.frame.bos is not None
         for begin, encoding in zip(ends, encodings, strict=False):
             ids = encoding.ids
-            struct.pack_into(f"{len(ids)}i", target, 4 * (begin + skip), *ids)
-        if self.frame.bos is not None:
-            out[offsets[:-1]] = self.frame.bos
-        if self.frame.eos is not None:
-            out[offsets[1:] - 1] = self.frame.eos
-        return TokenBatch(ids=out, offsets=offsets)
+            struct.pack_into(f"{len(ids)}i", target, 4 * begin, *ids)
+        return TokenBatch(ids=out, offsets=np.array(ends, np.int64))
 
 
 def huggingface_ids(

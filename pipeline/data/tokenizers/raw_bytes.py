@@ -47,7 +47,7 @@ class ByteTokenizer:
         data = texts.buffers()[2]
         octets = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
         ids = octets[offsets[0] : offsets[-1]].astype(np.int32)
-        return self.frame.around(ids, offsets - offsets[0])
+        return self.frame.around([TokenBatch(ids=ids, offsets=offsets - offsets[0])])
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Text of some ids, for a person to read: BOS and EOS by name, broken bytes as U+FFFD."""

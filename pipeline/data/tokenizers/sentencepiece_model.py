@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshfeed.pipeline.data.tokenizers.base import TokenBatch
-from meshfeed.pipeline.data.tokenizers.engine import EngineTokenizer, framed
+from meshfeed.pipeline.data.tokenizers.engine import EngineTokenizer, flat
 from meshfeed.pipeline.data.tokenizers.files import SETTING, TokenizerFile
 from meshfeed.pipeline.data.tokenizers.specials import special_ids
 from meshfeed.pipeline.plan.config import TokenizerConfig
@@ -68,4 +68,4 @@ class SentencePieceTokenizer(EngineTokenizer):
 
     def _encode_strings(self, strings: list[str]) -> TokenBatch:
         encode = self._processor.encode
-        return framed([encode(s, return_type="numpy") for s in strings], self.frame)
+        return flat([encode(s, return_type="numpy") for s in strings])

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshfeed.pipeline.data.tokenizers.base import TokenBatch
-from meshfeed.pipeline.data.tokenizers.engine import EngineTokenizer, framed
+from meshfeed.pipeline.data.tokenizers.engine import EngineTokenizer, flat
 from meshfeed.pipeline.data.tokenizers.files import SETTING, TokenizerFile
 from meshfeed.pipeline.data.tokenizers.specials import SpecialIds, special_ids
 from meshfeed.pipeline.plan.config import TokenizerConfig
@@ -84,7 +84,7 @@ class TiktokenTokenizer(EngineTokenizer):
 
     def _encode_strings(self, strings: list[str]) -> TokenBatch:
         encode = self._encoding.encode_to_numpy
-        return framed([encode(s, disallowed_special=()) for s in strings], self.frame)
+        return flat([encode(s, disallowed_special=()) for s in strings])
 
 
 def tiktoken_ids(
