@@ -66,8 +66,13 @@ class WindowReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUpdate:
-    """What a node is to do next."""
+    """What a node is to do next.
 
+    Attributes:
+        number: of all that the node is told, from 0; what comes early waits for those before it.
+    """
+
+    number: int
     leases: tuple[WindowLease, ...] = ()
     releases: tuple[tuple[str, WindowKey], ...] = ()
     specs: dict[str, FeedSpec] = field(default_factory=dict)

@@ -87,8 +87,8 @@ class Coordinator:
         self.cpu_s += time.process_time() - began
         return result
 
-    def completed(self, message: bytes, now: float) -> None:
-        """A node reports windows."""
+    def completed(self, message: bytes, now: float) -> bytes:
+        """A node reports windows, and is told what to do next."""
         self.calls["completed"] += 1
         node, reports = pickle.loads(message)
         for report in reports:
@@ -96,6 +96,8 @@ class Coordinator:
                 self.book.completed(FEED, report.key, node, report.nbytes)
         self.desk.completed(node, reports)
         self.advance(now)
+        self._woken.discard(node)
+        return pickle.dumps(self.tell.take(node), protocol=5)
 
     def write(self, now: float) -> None:
         """What has run becomes durable and known."""
@@ -146,7 +148,6 @@ class Coordinator:
     def _release(self, keys: list[WindowKey]) -> None:
         for node, key in self.book.released(FEED, keys):
             self.tell.release(node, FEED, key)
-            self._woken.add(node)
 
 
 class Cluster:
@@ -187,9 +188,12 @@ class Cluster:
     def _node_turn(self, number: int) -> None:
         node = self.nodes[number]
         node.waking = False
-        message = self.coordinator.timed(self.coordinator.node_turn, number)
+        self._obey(number, self.coordinator.timed(self.coordinator.node_turn, number))
+
+    def _obey(self, number: int, message: bytes) -> None:
         update: NodeUpdate = pickle.loads(message)
-        node.waiting.extend((lease.key, lease.number) for lease in update.leases)
+        leases = [(lease.key, lease.number) for lease in update.leases]
+        self.nodes[number].waiting.extend(leases)
         self._start(number)
 
     def _start(self, number: int) -> None:
@@ -219,7 +223,8 @@ class Cluster:
         self.nodes[number].idle += 1
         self._start(number)
         message = pickle.dumps((number, [report]), protocol=5)
-        self.coordinator.timed(self.coordinator.completed, message, self.now)
+        answer = self.coordinator.timed(self.coordinator.completed, message, self.now)
+        self.after(TRAVEL_S, self._obey, number, answer)
         if not self._writing:
             self._writing = True
             self.after(GATHER_WRITES_S, self._write)

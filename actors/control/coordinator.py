@@ -249,13 +249,13 @@ class Coordinator:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    async def node_turn(self, node: int) -> NodeUpdate:
-        """A node asks what to do next."""
+    async def node_turn(self, node: int) -> NodeUpdate | None:
+        """A node waits for something to do; None: it was given up and should end."""
         self._calls["node_turn"] += 1
         return await self._fleet.turn(node)
 
-    async def completed(self, node: int, reports: list[WindowReport]) -> None:
-        """Windows have run on a node."""
+    async def completed(self, node: int, reports: list[WindowReport]) -> NodeUpdate | None:
+        """Windows have run on a node; answers at once with what to do next, as ``node_turn``."""
         self._calls["completed"] += 1
         by_feed: dict[str, list[WindowReport]] = defaultdict(list)
         try:
@@ -271,9 +271,10 @@ class Coordinator:
                 self._desks[feed].completed(node, some)
         except Exception as error:  # noqa: BLE001 - any failure here is the run's: all hosts hear it
             self._fail(error)
-            return
+            return self._fleet.tell(node)
         self._writer.wake()
         self._granting.advance()
+        return self._fleet.tell(node)
 
     # -- looking in -----------------------------------------------------------------------------
 

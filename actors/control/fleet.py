@@ -174,18 +174,21 @@ class Fleet:
 
     # -- what nodes are told --------------------------------------------------------------------
 
-    async def turn(self, node: int) -> NodeUpdate:
-        """A node asks what to do next; one that was given up is told to stop."""
-        wake = self._wakes.get(node)
-        if wake is None:
-            return NodeUpdate(stop=True)
-        if not (self._tell.has_news(node) or self._stopped):
+    async def turn(self, node: int) -> NodeUpdate | None:
+        """A node waits for something to do; None: it was given up."""
+        until = time.monotonic() + LONGEST_WAIT_S
+        while (wake := self._wakes.get(node)) is not None:
+            left = until - time.monotonic()
+            if self._tell.has_work(node) or self._stopped or left <= 0:
+                break
+            wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(wake.wait(), LONGEST_WAIT_S)
-        wake.clear()
-        if node not in self._wakes:
-            return NodeUpdate(stop=True)
-        return self._tell.take(node, stop=self._stopped)
+                await asyncio.wait_for(wake.wait(), left)
+        return self.tell(node)
+
+    def tell(self, node: int) -> NodeUpdate | None:
+        """What a node is to do next; None: it was given up."""
+        return self._tell.take(node, stop=self._stopped) if node in self._wakes else None
 
     def lease(self, lease: Lease) -> None:
         """A node is to run a window."""
@@ -196,7 +199,6 @@ class Fleet:
         """Nobody needs these windows: their nodes are to forget them."""
         for node, key in self._leases.released(feed, keys):
             self._tell.release(node, feed, key)
-            self._wakes[node].set()
 
     def is_current(self, report: WindowReport) -> bool:
         """A report answers the window's last lease."""

@@ -29,6 +29,7 @@ class NodeDesk:
         self._leases: dict[int, dict[Named, WindowLease]] = {}
         self._releases: dict[int, list[Named]] = {}
         self._numbers = itertools.count(1)
+        self._told: dict[int, int] = {}
         self._current: dict[Named, int] = {}
 
     def add(self, node: int) -> None:
@@ -36,12 +37,14 @@ class NodeDesk:
         self._untaught.add(node)
         self._leases[node] = {}
         self._releases[node] = []
+        self._told[node] = 0
 
     def remove(self, node: int) -> None:
         """A node is gone and will not ask again."""
         self._untaught.discard(node)
         self._leases.pop(node, None)
         self._releases.pop(node, None)
+        self._told.pop(node, None)
 
     def lease(self, lease: Lease) -> None:
         """A node is to run a window."""
@@ -60,9 +63,12 @@ class NodeDesk:
         """A report answers the window's last lease, not one of an opening that has ended."""
         return self._current.get((report.feed, report.key)) == report.lease
 
-    def has_news(self, node: int) -> bool:
-        """There is something to tell a node."""
-        return bool(self._leases[node] or self._releases[node]) or node in self._untaught
+    def has_work(self, node: int) -> bool:
+        """There is something to tell a node that it should not wait for.
+
+        What it may forget can wait: until it is told, nothing else takes the place of that.
+        """
+        return bool(self._leases[node]) or node in self._untaught
 
     def take(self, node: int, *, stop: bool = False) -> NodeUpdate:
         """All that there is to tell a node."""
@@ -70,6 +76,12 @@ class NodeDesk:
         releases, self._releases[node] = self._releases[node], []
         specs = self._specs if node in self._untaught else {}
         self._untaught.discard(node)
+        number = self._told[node]
+        self._told[node] += 1
         return NodeUpdate(
-            leases=tuple(leases.values()), releases=tuple(releases), specs=specs, stop=stop
+            number=number,
+            leases=tuple(leases.values()),
+            releases=tuple(releases),
+            specs=specs,
+            stop=stop,
         )

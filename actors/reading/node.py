@@ -39,6 +39,9 @@ SHARED_CUTS = 32
 
 CLEAN_EVERY_S = 30.0
 
+LOOK_EVERY_S = 1.0
+"""How often the server looks whether it should stop, when nothing else happens."""
+
 Answer = tuple[Any, int] | list[WindowKey]
 
 
@@ -66,11 +69,10 @@ class NodeServer:
         self._stop = threading.Lock()
         self._of_thread = threading.local()
         self._stopping = threading.Event()
-        self._wake = threading.Event()
-        self._updates: list[NodeUpdate] = []
+        self._obeyed = 0
+        self._early: dict[int, NodeUpdate] = {}
         self._pool = ReaderPool(node, config, self._folder.path, readers)
-        for work in (self._obey, self._work):
-            threading.Thread(target=self._guard, args=(work,), daemon=True).start()
+        threading.Thread(target=self._guard, args=(self._work,), daemon=True).start()
 
     def ready(self) -> dict[str, Any]:
         """Who and where this is."""
@@ -101,7 +103,6 @@ class NodeServer:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            self._wake.set()
             self._pool.kill()
             with self._lock:
                 self._blocks.clear()
@@ -176,45 +177,59 @@ class NodeServer:
                 told = error if known else MeshfeedError(f"node {self._node}: {error!r}")
                 self._coordinator.fail.remote(self._node, told)
 
-    def _obey(self) -> None:
-        """Asks the coordinator what to do, for as long as both live."""
-        cleaned = time.monotonic()
-        while not self._stopping.is_set():
-            if time.monotonic() - cleaned > CLEAN_EVERY_S:
-                remove_leftovers()  # of servers that have died since this one began
-                cleaned = time.monotonic()
-            turn = self._coordinator.node_turn.remote(self._node)
-            try:
-                update: NodeUpdate = ray.get(turn, timeout=self._timeout_s)
-            except ray.exceptions.RayActorError:
-                self.stop()  # the coordinator is gone, and what comes after it has its own servers
-                return
-            with self._lock:
-                self._updates.append(update)
-            self._wake.set()
-            if update.stop:
-                self.stop()
-                return
-
     def _work(self) -> None:
-        """Keeps every reader busy and reports what they have run."""
+        """Keeps every reader busy, reports what they have run, and does what it is told.
+
+        One call is always with the coordinator that it answers when there is something to do; a
+        report is answered with what follows from it.
+        """
+        turn = self._coordinator.node_turn.remote(self._node)
+        cleaned = time.monotonic()
+        asked = {turn: cleaned}
         while not self._stopping.is_set():
-            with self._lock:
-                updates, self._updates = self._updates, []
-                self._wake.clear()
-            for update in updates:
-                if update.specs:
-                    self._pool.prepare(update.specs)
-                for feed, key in update.releases:
-                    self._release(feed, key)
-                self._pool.lease(update.leases)
-            reports = self._pool.turn(timeout_s=0.05)
+            now = time.monotonic()
+            if now - cleaned > CLEAN_EVERY_S:
+                remove_leftovers()  # of servers that have died since this one began
+                cleaned = now
+            if now - next(iter(asked.values())) > self._timeout_s:
+                raise StallError("the coordinator's answer", self._timeout_s, stage="node")
+            reports, answered = self._pool.turn(list(asked), LOOK_EVERY_S)
             for report in reports:
                 self._open(report)
             if reports:
-                self._coordinator.completed.remote(self._node, reports)
-            elif not self._pool.busy:
-                self._wake.wait(timeout=1.0)
+                call = self._coordinator.completed.remote(self._node, reports)
+                asked[call] = time.monotonic()
+            for answer in answered:
+                del asked[answer]
+                if not self._obey(answer):
+                    self.stop()
+                    return
+            if turn in answered:
+                turn = self._coordinator.node_turn.remote(self._node)
+                asked[turn] = time.monotonic()
+
+    def _obey(self, answer: Any) -> bool:
+        """Does what it is told, in the order in which it was said: answers overtake each other.
+
+        Returns:
+            False where it is to end, or where the coordinator is gone: what comes after that has
+            its own servers.
+        """
+        try:
+            update: NodeUpdate | None = ray.get(answer)
+        except ray.exceptions.RayActorError:
+            return False
+        if update is None or update.stop:
+            return False
+        self._early[update.number] = update
+        while (now := self._early.pop(self._obeyed, None)) is not None:
+            self._obeyed += 1
+            if now.specs:
+                self._pool.prepare(now.specs)
+            for feed, key in now.releases:
+                self._release(feed, key)
+            self._pool.lease(now.leases)
+        return True
 
     def _release(self, feed: str, key: WindowKey) -> None:
         """Forgets a window, in the thread that opens blocks: else one might be opened too late."""

@@ -71,11 +71,6 @@ class ReaderPool:
     def __len__(self) -> int:
         return len(self._slots)
 
-    @property
-    def busy(self) -> bool:
-        """Some window runs or waits."""
-        return bool(self._running or self._waiting)
-
     def prepare(self, specs: dict[str, FeedSpec]) -> None:
         """Tells every reader of the feeds, before their first window."""
         self._specs.update(specs)
@@ -106,23 +101,31 @@ class ReaderPool:
             self._unwanted.add((feed, key))
         return True
 
-    def turn(self, timeout_s: float) -> list[WindowReport]:
-        """Hands out windows and waits for some to finish.
+    def turn(self, others: Sequence[Any], timeout_s: float) -> tuple[list[WindowReport], list[Any]]:
+        """Hands out windows and waits for some to finish, or for something else.
+
+        Args:
+            others: results of other calls, for which it waits as well.
+            timeout_s: at most.
+
+        Returns:
+            What was run, and those of ``others`` that are there.
 
         Raises:
             MeshfeedError: a reader refused to serve the feeds, e.g. its tokenizer differs.
         """
-        self._check_preparing()
         self._hand_out()
-        if not self._running:
-            return []
-        finished, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
-        if finished and len(self._running) > 1:
-            rest = [result for result in self._running if result not in finished]
-            finished += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        reports = [self._collect(result) for result in finished]
+        awaited = [*self._running, *self._preparing, *others]
+        ready, rest = ray.wait(awaited, num_returns=1, timeout=timeout_s)
+        if ready and rest:
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        reports = [self._collect(result) for result in ready if result in self._running]
+        for result in ready:
+            if result in self._preparing:
+                self._prepared(result)
         self._hand_out()
-        return [report for report in reports if report is not None]
+        told = [result for result in ready if result in others]
+        return [report for report in reports if report is not None], told
 
     def in_work(self) -> list[dict[str, Any]]:
         """What each reader does right now: reader, stage, feed, what, pid, seconds.
@@ -158,17 +161,12 @@ class ReaderPool:
         )
         return _Slot(name, handle, life)
 
-    def _check_preparing(self) -> None:
-        if not self._preparing:
-            return
-        done, self._preparing = ray.wait(
-            self._preparing, num_returns=len(self._preparing), timeout=0
-        )
-        for result in done:
-            try:
-                ray.get(result)
-            except ray.exceptions.RayActorError:
-                log.warning("a reader of node %d died while it prepared", self._node)
+    def _prepared(self, result: Any) -> None:
+        self._preparing.remove(result)
+        try:
+            ray.get(result)
+        except ray.exceptions.RayActorError:
+            log.warning("a reader of node %d died while it prepared", self._node)
 
     def _hand_out(self) -> None:
         while self._waiting:

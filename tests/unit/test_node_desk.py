@@ -15,14 +15,15 @@ def report(number: int) -> WindowReport:
 def test_a_node_hears_of_the_feeds_first_and_of_each_window_once() -> None:
     desk = NodeDesk({"train": None})  # type: ignore[dict-item]
     desk.add(0)
-    assert desk.has_news(0)
+    assert desk.has_work(0)
     assert desk.take(0).specs == {"train": None}
-    assert not desk.has_news(0)
+    assert not desk.has_work(0)
     desk.lease(Lease(0, "train", KEY))
     update = desk.take(0)
     assert [(lease.feed, lease.key) for lease in update.leases] == [("train", KEY)]
     assert desk.is_current(report(update.leases[0].number))
     desk.release(0, "train", KEY)
+    assert not desk.has_work(0), "what it may forget can wait"
     assert desk.take(0).releases == (("train", KEY),)
     assert desk.take(0).releases == desk.take(0).leases == ()
 
@@ -49,3 +50,10 @@ def test_only_the_report_of_the_last_lease_counts() -> None:
     assert desk.is_current(report(second))
     desk.release(1, "train", KEY)
     assert not desk.is_current(report(second))
+
+
+def test_each_node_can_tell_the_order_in_which_it_was_told() -> None:
+    desk = NodeDesk({})
+    desk.add(0)
+    desk.add(1)
+    assert [desk.take(node).number for node in (0, 0, 1, 0)] == [0, 1, 0, 2]
