@@ -34,7 +34,12 @@ _WARM_UP_S = 20.0
 _SETTINGS: dict[str, dict[str, Any]] = {
     "text-hf": {"engine": "reference", "shuffle": "chunk"},
     "text-fast": {"engine": "fast", "shuffle": "chunk"},
-    "pretok": {"shuffle": "record", "eos": False, "column": "tokens"},
+    "pretok": {
+        "shuffle": "record",
+        "eos": False,
+        "column": "tokens",
+        "vocab_size": shards.VOCAB_SIZE,
+    },
 }
 _SETTINGS["pretok-tokens"] = _SETTINGS["pretok"]
 _WARM_UP_TOKENS["pretok-tokens"] = _WARM_UP_TOKENS["pretok"]

@@ -54,14 +54,6 @@ def add_plan_command(subparsers: Any) -> None:
         "--feed", default=TRAIN, help="feed of the file to plan for (default: train)"
     )
     parser.add_argument(
-        "--vocab-size",
-        type=int,
-        default=1 << 31,
-        metavar="N",
-        help="ids in the vocabulary: they travel in 2 bytes up to 65536 of them, in 4 above that "
-        "and where this is not given",
-    )
-    parser.add_argument(
         "--picture",
         default="plan.svg",
         metavar="FILE.svg",
@@ -103,7 +95,7 @@ def run_plan(args: argparse.Namespace) -> int:
         uneven_batch=config.uneven_batch,
     )
     loss_mask = any(source.loss_mask_column for source in feed.sources)
-    format = BlockFormat.for_vocab(feed.seq_len, args.vocab_size, loss_mask=loss_mask)
+    format = BlockFormat.for_vocab(feed.seq_len, feed.vocab_size or 1 << 31, loss_mask=loss_mask)
     wire = functools.partial(region_nbytes, format)
     leaf_bytes = {leaf: dtype.itemsize for leaf, dtype in DEFAULT_DTYPES.items()}
     cost = cost_of(plan, wire=wire, leaf_bytes=leaf_bytes)

@@ -88,6 +88,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "records, or parts of records, in a row at most; 0: no limit",
     },
+    "--vocab-size": {
+        "type": int,
+        "metavar": "N",
+        "help": "stored token ids are below it; up to 65,536 they travel in 2 bytes; 0: not known",
+    },
     "--epochs": {"type": int, "metavar": "N", "help": "passes over each source; 0: endless"},
     "--on-end": {
         "choices": list(OnEnd),

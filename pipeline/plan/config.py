@@ -197,6 +197,8 @@ class FeedConfig:
         batch_size: rows in a step (the global batch), for any number of hosts.
         epochs: passes over each source that does not say itself; 0: endless.
         max_segments: records in a row at most; 0: no limit.
+        vocab_size: stored token ids are below it, and travel in 2 bytes where it is 65,536 or less;
+            0: not known.
     """
 
     name: str
@@ -208,6 +210,7 @@ class FeedConfig:
     packing: Packing = Packing.CONCAT
     overlong: Overlong = Overlong.SPLIT
     max_segments: int = 0
+    vocab_size: int = 0
     epochs: int = 1
     remainder: Remainder = Remainder.PAD
     seed: int = 0
@@ -223,6 +226,7 @@ class FeedConfig:
             ("seq_len", 2),
             ("batch_size", 1),
             ("max_segments", 0),
+            ("vocab_size", 0),
             ("epochs", 0),
         ):
             value = getattr(self, setting)

@@ -231,6 +231,19 @@ def test_ids_that_do_not_fit_are_refused_by_record():
         pack(ids, offsets, format=small, packing=Packing.CONCAT)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_ids_outside_of_the_vocabulary_are_refused_by_record(dtype):
+    ids, offsets = flat(numbered([3, 4, 5]))
+    format = BlockFormat(seq_len=8, token_dtype=dtype)
+    pack(ids, offsets, format=format, packing=Packing.CONCAT, vocab_size=int(ids.max()) + 1)
+    ids[5] = 500
+    with pytest.raises(DataError, match=r"record 1 of .*: id 500 is outside 0\.\.499, the vocabul"):
+        pack(ids, offsets, format=format, packing=Packing.CONCAT, vocab_size=500)
+    ids[5] = -1
+    with pytest.raises(DataError, match="id -1 is outside"):
+        pack(ids, offsets, format=format, packing=Packing.CONCAT, vocab_size=500)
+
+
 def test_offsets_and_masks_that_are_not_such_are_refused():
     ids, _ = flat(numbered([3, 4, 5]))
     format = BlockFormat(seq_len=8)

@@ -74,6 +74,7 @@ def pack(
     packing: Packing,
     overlong: Overlong = Overlong.SPLIT,
     max_segments: int = 0,
+    vocab_size: int = 0,
     loss: npt.NDArray[Any] | None = None,
     allocate: Allocate | None = None,
 ) -> Packed:
@@ -86,15 +87,17 @@ def pack(
         packing: how records are laid into rows.
         overlong: what becomes of a record longer than a row, but with ``concat``, which cuts all.
         max_segments: pieces of records in a row at most; 0: no limit.
+        vocab_size: ids must be below it; 0: what the format's dtype can hold.
         loss: bool or 0/1 [n], whether each token counts as a target; only for a format with a
             loss mask, where None means that all count.
         allocate: where the block is laid; None: new memory.
 
     Raises:
-        DataError: an id that the format's dtype cannot hold, or offsets that are not such.
+        DataError: an id outside of the vocabulary, or offsets that are not such.
         ConfigError: a loss mask for a format without one.
     """
     begins, ends = _checked(ids, offsets, format, loss)
+    _check_ids(ids, begins, ends, format, vocab_size)
     lengths = ends - begins
     whole = np.minimum(lengths, format.seq_len)
     truncated = 0
@@ -145,19 +148,29 @@ def _checked(
     begins, ends = edges[:-1], edges[1:]
     if not len(edges) or edges[0] < 0 or edges[-1] > len(ids) or bool((begins > ends).any()):
         raise DataError("offsets", f"they do not ascend from 0 to the {len(ids)} tokens")
-    if len(ids) and not np.can_cast(ids.dtype, format.dtype, "safe"):
-        used = ids[edges[0] : edges[-1]]
-        limit = np.iinfo(format.dtype).max
-        if len(used) and (int(used.max()) > limit or int(used.min()) < 0):
-            wrong = int(np.argmax((used > limit) | (used < 0)))
-            record = int(np.searchsorted(edges, edges[0] + wrong, side="right")) - 1
-            raise DataError(
-                "token ids",
-                f"id {used[wrong]} is outside 0..{limit}, which {format.token_dtype} can hold",
-                place=f"record {record} of the window",
-                hint="Is it the tokenizer that the data was made with?",
-            )
     return begins, ends
+
+
+def _check_ids(
+    ids: npt.NDArray[Any], begins: Ints, ends: Ints, format: BlockFormat, vocab_size: int
+) -> None:
+    holds = int(np.iinfo(format.dtype).max)
+    limit = min(vocab_size - 1, holds) if vocab_size else holds
+    if not len(begins) or (limit == holds and np.can_cast(ids.dtype, format.dtype, "safe")):
+        return
+    used = ids[begins[0] : ends[-1]]
+    # As an unsigned integer a negative id is above every limit.
+    if not len(used) or int(used.view(f"u{used.itemsize}").max()) <= limit:
+        return
+    wrong = int(np.argmax((used > limit) | (used < 0)))
+    record = int(np.searchsorted(begins, begins[0] + wrong, side="right")) - 1
+    why = "the vocabulary" if limit < holds else f"which {format.token_dtype} can hold"
+    raise DataError(
+        "token ids",
+        f"id {used[wrong]} is outside 0..{limit}, {why}",
+        place=f"record {record} of the window",
+        hint="Is it the tokenizer that the data was made with?",
+    )
 
 
 def _write_starts(block: RowBlock, pieces: Pieces) -> None:

@@ -110,7 +110,18 @@ class WindowRunner:
             source.transforms, setting=f"sources.{source.name}.transforms"
         )
         spec = RecordSpec.of(source).with_extras(self._transforms.needs)
-        self._reader = SourceReader(manifest, spec, storage, cache, on_stage)
+        # transforms look at records as they are stored
+        narrow = block_format.token_dtype == "uint16" and not self._transforms.of_stage(
+            Stage.RECORDS
+        )
+        self._reader = SourceReader(
+            manifest,
+            spec,
+            storage,
+            cache,
+            on_stage,
+            id_dtype=block_format.dtype if narrow else None,
+        )
         self._epochs: dict[int, EpochWindows] = {}
 
     def run(self, epoch: int, index: int, allocate: Allocate | None = None) -> WindowRows:
@@ -174,6 +185,7 @@ class WindowRunner:
             packing=feed.packing,
             overlong=feed.overlong,
             max_segments=feed.max_segments,
+            vocab_size=feed.vocab_size if self._tokenizer is None else 0,
             loss=tokens.loss if self._format.loss_mask else None,
             allocate=allocate,
         )

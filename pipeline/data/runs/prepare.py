@@ -88,6 +88,7 @@ def _prepare(feed: FeedConfig, storage: Storage, longest: int, progress: Progres
         sample.column(0).type.value_type for sample in samples if is_int_list(sample.column(0).type)
     ]
     small = all(kind.bit_width <= 16 and kind != pa.int16() for kind in ids)
+    small = small or 0 < feed.vocab_size <= 1 << 16
     if engine is not None:
         small = small and engine.vocab_size <= 1 << 16
     chains = {s.name: load_transforms(s.transforms) for s in feed.sources}

@@ -8,12 +8,14 @@ that come at the same time take different stripes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,9 @@ import pyarrow as pa
 from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords
 
 _SHARD, _PLACE = "__shard", "__place"
+
+_LARGE_PIECE = 1 << 18
+"""Bytes; smaller ones are joined, since each costs its share of a file's head."""
 
 Make = Callable[[], ChunkRecords]
 
@@ -81,15 +86,21 @@ class ChunkCache:
             if (records := _load(path)) is not None:
                 return records
             records = make()
+            if records.table.nbytes > self._budget:
+                return records
             self._store(path, records)
-            return records
+            kept = _load(path)  # not a second copy of it, in memory of this process alone
+            if kept is None:
+                return records
+            return replace(kept, storage_bytes=records.storage_bytes, used_bytes=records.used_bytes)
 
     def _store(self, path: Path, records: ChunkRecords) -> None:
-        if records.table.nbytes > self._budget:
-            return
         partial = path.with_suffix(f".{os.getpid()}.partial")
         table = records.table.append_column(_SHARD, pa.array(records.shards))
-        table = table.append_column(_PLACE, pa.array(records.places)).combine_chunks()
+        table = table.append_column(_PLACE, pa.array(records.places))
+        pieces = max((column.num_chunks for column in table.columns), default=0)
+        if table.nbytes < _LARGE_PIECE * pieces:
+            table = table.combine_chunks()
         notes = {"unit": records.place_unit, "bad": records.bad}
         table = table.replace_schema_metadata({"meshfeed": json.dumps(notes)})
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -98,13 +109,18 @@ class ChunkCache:
         self._evict()
 
     def _evict(self) -> None:
-        files = sorted(self._folder.glob("*.arrow"), key=_age)
-        sizes = [_size(file) for file in files]
-        total = sum(sizes)
-        for file, size in zip(files[:-1], sizes[:-1], strict=True):
+        files = []
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(".arrow"):
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    facts = entry.stat()
+                    files.append((facts.st_mtime_ns, facts.st_size, entry.path))
+        files.sort()
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files[:-1]:
             if total <= self._budget:
                 return
-            file.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             total -= size
 
 
@@ -122,17 +138,3 @@ def _load(path: Path) -> ChunkRecords | None:
         place_unit=notes["unit"],
         bad=tuple(BadRecord(*bad) for bad in notes["bad"]),
     )
-
-
-def _age(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -94,7 +94,7 @@ def _pieces(column: pa.ChunkedArray) -> _Pieces | None:
     if _is_text(kind):
         return _Pieces(kind, [_text(chunk) for chunk in column.chunks])
     if _is_list(kind) and pa.types.is_integer(kind.value_type):
-        return _Pieces(kind, [_list(chunk) for chunk in column.chunks])
+        return _Pieces(kind, [flat_list(chunk) for chunk in column.chunks])
     return None
 
 
@@ -107,7 +107,8 @@ def _text(chunk: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints]:
     return values, bounds
 
 
-def _list(chunk: pa.Array) -> tuple[npt.NDArray[Any], Ints]:
+def flat_list(chunk: pa.Array) -> tuple[npt.NDArray[Any], Ints]:
+    """The values that lists without nulls lie in, and where in these each list begins and ends."""
     if pa.types.is_fixed_size_list(chunk.type):
         width = chunk.type.list_size
         first = chunk.offset * width

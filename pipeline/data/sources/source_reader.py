@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from meshfeed.pipeline.data.formats import read_chunk, read_records
 from meshfeed.pipeline.data.formats.records import BadRecord, ChunkRecords, RecordSpec, empty_table
 from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache, Make
 from meshfeed.pipeline.data.sources.gather import RecordPicker
+from meshfeed.pipeline.data.sources.narrow import narrowed
 from meshfeed.pipeline.data.storage import ReadLimits, Storage
 from meshfeed.pipeline.plan.manifest import ChunkRef, SourceManifest, Unit
 from meshfeed.pipeline.plan.run_config import RunConfig
@@ -47,6 +49,7 @@ class SourceReader:
         storage: the process's way to storage.
         cache: what windows of a group share; None: only the last group is kept.
         on_stage: told ("read", shard) before a shard is read.
+        id_dtype: what kept token ids are kept in, where it holds them; None: as they are stored.
     """
 
     def __init__(
@@ -56,12 +59,15 @@ class SourceReader:
         storage: Storage,
         cache: ChunkCache | None,
         on_stage: Callable[[str, str], None],
+        *,
+        id_dtype: np.dtype[Any] | None = None,
     ) -> None:
         self._manifest = manifest
         self._spec = spec
         self._storage = storage
         self._cache = cache
         self._on_stage = on_stage
+        self._id_dtype = id_dtype
         self._last: tuple[tuple[int, int], _Group] | None = None
 
     def records(self, window: Window) -> ChunkRecords:
@@ -123,12 +129,18 @@ class SourceReader:
         bounds = [len(chunks) * i // count for i in range(count + 1)]
         stripes = []
         for begin, end in pairwise(bounds):
-            name = f"{self._manifest.name}:{self._spec}:{chunks[begin:end]}"
+            name = f"{self._manifest.name}:{self._spec}:{self._id_dtype}:{chunks[begin:end]}"
             stripes.append((name, self._maker(chunks[begin:end])))
         return stripes
 
     def _maker(self, chunks: Sequence[ChunkRef]) -> Make:
-        return lambda: _joined([self._chunk(ref) for ref in chunks])
+        return lambda: self._narrowed(_joined([self._chunk(ref) for ref in chunks]))
+
+    def _narrowed(self, records: ChunkRecords) -> ChunkRecords:
+        if self._id_dtype is None or not len(records):
+            return records
+        table = narrowed(records.table, self._spec.columns[0], self._id_dtype)
+        return replace(records, table=table)
 
     def _chunk(self, ref: ChunkRef) -> ChunkRecords:
         self._on_stage("read", self._manifest.address(ref.shard_index))
