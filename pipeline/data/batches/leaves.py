@@ -135,10 +135,12 @@ def _fill(region: Region, leaves: dict[str, Leaf]) -> None:
     """Write all leaves of a region, one pass over each."""
     if not region.rows:
         return
-    runs = _find_runs(region)
-    ignored = _ignored(region)
     if "tokens" in leaves:
         np.copyto(leaves["tokens"], region.tokens[:, :-1], casting="unsafe")
+        if len(leaves) == 1:
+            return
+    runs = _find_runs(region)
+    ignored = _ignored(region)
     if "targets" in leaves:
         np.copyto(leaves["targets"], region.tokens[:, 1:], casting="unsafe")
         _clear(leaves["targets"], runs, ignored)
@@ -229,13 +231,11 @@ def _find_runs(region: Region) -> _Runs:
     """
     rows, cols = region.rows, region.cols
     before, position, unmasked = region.header.T
-    bits = np.unpackbits(region.starts, axis=1, bitorder="little", count=cols + 1)
-    goes_on = 1 - bits[:, 0].astype(np.int32)
-    bits[:, 0] = 1
-    flat = np.flatnonzero(bits.view(np.bool_))
-    row = flat // (cols + 1)
-    begins = flat - row
-    col = begins - row * cols
+    starts = region.starts.copy()
+    goes_on = 1 - (starts[:, 0] & 1).astype(np.int32)
+    starts[:, 0] |= 1
+    row, col = _set_bits(starts)
+    begins = row * cols + col
     inner = col > 0
     first = np.flatnonzero(~inner)
 
@@ -257,3 +257,15 @@ def _find_runs(region: Region) -> _Runs:
         last=begins[inner] - 1,
         padded=padded,
     )
+
+
+def _set_bits(bitmap: Bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row and number of each bit that is set in ``bitmap`` [rows, bytes], in order.
+
+    Few are: only the bytes that are not 0 are looked into.
+    """
+    places = np.flatnonzero(bitmap != 0)
+    bits = np.unpackbits(bitmap.reshape(-1)[places], bitorder="little")
+    found = np.flatnonzero(bits.view(np.bool_))
+    row, byte = np.divmod(places[found >> 3], bitmap.shape[1])
+    return row, 8 * byte + (found & 7)

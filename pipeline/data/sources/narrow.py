@@ -7,6 +7,8 @@ from. Columns that transforms look at keep the type that they are stored in.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -28,7 +30,7 @@ def narrowed(table: pa.Table, column: str, dtype: npt.DTypeLike) -> pa.Table:
     """
     lists = table.column(column)
     kind = lists.type
-    target = np.dtype(dtype)
+    target: np.dtype[Any] = np.dtype(dtype)
     if not is_int_list(kind) or kind.value_type.bit_width <= 8 * target.itemsize:
         return table
     pieces = [flat_list(chunk) for chunk in lists.chunks]
