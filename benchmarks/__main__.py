@@ -27,7 +27,13 @@ COMPARISONS = (
         aim=0.95,
     ),
     Comparison(
-        title="text, fast engine, to the bare engine",
+        title="text, fast engine, to the bare engine: words that it has not seen",
+        measured="text-fast-new",
+        limit="fast-new",
+        aim=0.75,
+    ),
+    Comparison(
+        title="text, fast engine, to the bare engine: words that it has seen",
         measured="text-fast",
         limit="fast",
         aim=0.75,
@@ -48,8 +54,8 @@ COMPARISONS = (
 
 def cases(seconds: float, cache: Path) -> list[Case]:
     """Every case next to the limit that it is held against."""
-    limits = ["hf", "fast", "gather", "gather5", "memcpy"]
-    modes = ["text-hf", "text-fast", "pretok-tokens", "pretok"]
+    limits = ["hf", "fast-new", "fast", "gather", "gather5", "memcpy"]
+    modes = ["text-hf", "text-fast-new", "text-fast", "pretok-tokens", "pretok"]
     common = ("--seconds", str(seconds), "--cache", str(cache))
     by_name = {
         name: Case(name=name, command=("benchmarks.baselines", name, *common)) for name in limits
@@ -61,7 +67,8 @@ def cases(seconds: float, cache: Path) -> list[Case]:
     by_name["coordinator"] = Case(
         name="coordinator", command=("benchmarks.coordinator_scale",), timeout_s=900.0
     )
-    order = ["hf", "text-hf", "fast", "text-fast", "gather", "pretok-tokens", "gather5", "pretok"]
+    order = ["hf", "text-hf", "fast-new", "text-fast-new", "fast", "text-fast"]
+    order += ["gather", "pretok-tokens", "gather5", "pretok"]
     return [by_name[name] for name in [*order, "memcpy", "assembly", "coordinator"]]
 
 

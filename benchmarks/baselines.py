@@ -5,9 +5,10 @@
 ========  =========================================================================
 hf        bare Hugging Face tokenizer: strings in memory, encoded, ids thrown away;
           one process for each core
-fast      the same with fastokens
+fast      the same with fastokens, which remembers words: on text that it has seen
+fast-new  the same on text that it has not seen, which is what a training corpus is
 gather    shuffled rows: one numpy gather of ``[16, 2048]`` int32 for each step, one
-          jax.Array made of it
+          jax.Array made of it, by the call that costs least
 gather5   the same with as many arrays as a batch has leaves (five)
 memcpy    one thread copying memory
 ========  =========================================================================
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -37,22 +39,22 @@ _REFERENCE_WARM_UP_BYTES = 4_000_000
 _COPY_BYTES = 64 << 20
 
 
-def encode_rate(engine: str, prepared: corpus.Corpus, seconds: float) -> dict[str, Any]:
+def encode_rate(case: str, prepared: corpus.Corpus, seconds: float) -> dict[str, Any]:
     """Tokens/s of a bare tokenizer on as many processes as this one may use processors.
 
-    Every process holds the whole text and goes around in it, from a place of its own. The fast
-    engine first goes around once: it remembers words, and is half as fast with text that it has not
-    seen. That first lap, each process for itself, is reported as ``fresh_...``.
+    Every process holds the whole text and goes around in it, from a place of its own: the fast
+    engine once before it is measured. For ``fast-new`` each encodes its own part of the text, once.
     """
     context = get_context("spawn")
     workers = []
     for number in range(cores := len(os.sched_getaffinity(0))):
         here, there = Pipe()
-        job = (engine, prepared.root, number / cores, seconds, there)
+        job = (case, prepared.root, (number / cores, (number + 1) / cores), seconds, there)
         process = context.Process(target=_encode_worker, args=job)
         process.start()
         workers.append((process, here))
-    warm_ups = [connection.recv() for _, connection in workers]
+    for _, connection in workers:
+        connection.recv()
     busy = meter.machine_busy_seconds()
     for _, connection in workers:
         connection.send("start")
@@ -64,17 +66,11 @@ def encode_rate(engine: str, prepared: corpus.Corpus, seconds: float) -> dict[st
     wall = sum(wall for _, wall, _ in results) / cores
     cpu = sum(cpu for _, _, cpu in results)
     others = max(0.0, busy - cpu) / wall
-    fresh = sum(tokens / wall for tokens, wall, _ in warm_ups)
-    fresh_cpu = sum(cpu for _, _, cpu in warm_ups) / sum(tokens for tokens, _, _ in warm_ups)
-    return meter.rates(rate * wall, wall, cpu) | {
-        "others_cores": round(others, 2),
-        "fresh_tokens_per_s": round(fresh),
-        "fresh_cpu_s_per_mtok": round(fresh_cpu * 1e6, 5),
-    }
+    return meter.rates(rate * wall, wall, cpu) | {"others_cores": round(others, 2)}
 
 
 def _encode_worker(
-    engine: str, root: Path, begin: float, seconds: float, connection: Connection
+    case: str, root: Path, part: tuple[float, float], seconds: float, connection: Connection
 ) -> None:
     import pyarrow.parquet as pq
 
@@ -82,26 +78,34 @@ def _encode_worker(
     texts: list[str] = []
     for path in prepared.files("parquet"):
         texts += pq.read_table(str(path), use_threads=False)["text"].to_pylist()
-    start = int(len(texts) * begin)
+    start, end = (int(len(texts) * share) for share in part)
     calls = [
         texts[at : at + _CALL]
         for first, last in ((start, len(texts)), (0, start))
         for at in range(first, last, _CALL)
     ]
     del texts
-    if engine == "fast":
-        flat = encoders.fast(prepared.tokenizer)
-        count = _count_flat(flat)
+    endless = case != "fast-new"
+    if case == "fast-new":
+        count = _count_flat(encoders.fast(prepared.tokenizer))
+        calls, warm_up = calls[: (end - start) // _CALL], 0
+    elif case == "fast":
+        count = _count_flat(encoders.fast(prepared.tokenizer))
         warm_up = len(calls)
     else:
         objects = encoders.reference_objects(prepared.tokenizer)
         count = _count_objects(objects)
         bytes_a_call = prepared.text_bytes / len(calls)
         warm_up = int(_REFERENCE_WARM_UP_BYTES / bytes_a_call) + 1
-    connection.send(_timed(count, calls[:warm_up], until=float("inf")))
+    for call in calls[:warm_up]:
+        count(call)
+    connection.send("ready")
     connection.recv()
-    rest = itertools.cycle(calls[warm_up:] + calls[:warm_up])
-    connection.send(_timed(count, rest, until=seconds))
+    rest = calls[warm_up:] + calls[:warm_up]
+    if endless:
+        connection.send(_timed(count, itertools.cycle(rest), until=seconds))
+    else:
+        connection.send(_timed(count, rest, until=math.inf))
 
 
 def _timed(
@@ -147,7 +151,7 @@ def gather_rate(prepared: corpus.Corpus, seconds: float, *, leaves: int, devices
                 tokens = np.take(rows, order[at : at + BATCH], axis=0, mode="clip")
                 jax.block_until_ready(
                     [
-                        jax.make_array_from_process_local_data(sharding, leaf, shape)
+                        jax.make_array_from_callback(shape, sharding, leaf.__getitem__)
                         for leaf in (tokens, *others)
                     ]
                 )
@@ -177,7 +181,7 @@ def memcpy_rate(seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", choices=["hf", "fast", "gather", "gather5", "memcpy"])
+    parser.add_argument("case", choices=["hf", "fast", "fast-new", "gather", "gather5", "memcpy"])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--cache", type=Path)
