@@ -91,7 +91,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--vocab-size": {
         "type": int,
         "metavar": "N",
-        "help": "stored token ids are below it; up to 65,536 they travel in 2 bytes; 0: not known",
+        "help": "token ids are below it; up to 65,536 stored ones travel in 2 bytes; 0: not known",
     },
     "--epochs": {"type": int, "metavar": "N", "help": "passes over each source; 0: endless"},
     "--on-end": {

@@ -197,8 +197,8 @@ class FeedConfig:
         batch_size: rows in a step (the global batch), for any number of hosts.
         epochs: passes over each source that does not say itself; 0: endless.
         max_segments: records in a row at most; 0: no limit.
-        vocab_size: stored token ids are below it, and travel in 2 bytes where it is 65,536 or less;
-            0: not known.
+        vocab_size: token ids are below it, and stored ones travel in 2 bytes where it is 65,536 or
+            less; 0: not known.
     """
 
     name: str

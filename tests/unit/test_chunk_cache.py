@@ -16,7 +16,9 @@ from meshfeed.pipeline.data.packing.blocks import BlockFormat
 from meshfeed.pipeline.data.packing.rows import WindowRunner
 from meshfeed.pipeline.data.sources.chunk_cache import ChunkCache
 from meshfeed.pipeline.data.sources.source_reader import storage_of
+from meshfeed.pipeline.data.tokenizers import load_tokenizer
 from meshfeed.pipeline.data.transforms import vectorized
+from meshfeed.pipeline.plan.config import Engine
 from meshfeed.pipeline.plan.errors import DataError
 
 
@@ -97,7 +99,9 @@ def blocks(settings: dict[str, Any], tmp_path: Path, **more: Any) -> list[Any]:
         source=spec.config.sources[0],
         manifest=spec.manifests[0],
         block_format=BlockFormat.of(spec),
-        tokenizer=None,
+        tokenizer=load_tokenizer(spec.config.tokenizer, Engine(spec.engine))
+        if spec.engine
+        else None,
         storage=storage_of(config),
         cache=ChunkCache(run_dir / "chunks", 1 << 24),
     )
@@ -140,3 +144,8 @@ def test_an_id_outside_of_the_vocabulary_ends_the_run(
 ) -> None:
     with pytest.raises(DataError, match=r"is outside 0\.\.49999, the vocabulary"):
         blocks(settings, tmp_path, vocab_size=50_000)
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "bytes below 128, and the end of a record above"}\n' * 500)
+    own = {"data": [str(text)], "column": "text"}
+    with pytest.raises(DataError, match=r"id 257 is outside 0\.\.127, the vocabulary"):
+        blocks(settings | own, tmp_path, vocab_size=128)

@@ -185,7 +185,7 @@ class WindowRunner:
             packing=feed.packing,
             overlong=feed.overlong,
             max_segments=feed.max_segments,
-            vocab_size=feed.vocab_size if self._tokenizer is None else 0,
+            vocab_size=feed.vocab_size,
             loss=tokens.loss if self._format.loss_mask else None,
             allocate=allocate,
         )
