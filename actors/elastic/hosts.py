@@ -86,7 +86,11 @@ class Hosts:
             .remote(name, self._run_id, self._vault_budget, self._timeout_s)
         )
         host = Host(id=HostId(name), node=node, vault=vault)
-        host.pids["vault"] = await self.answer(vault.ready.remote(), f"vault of {name}")
+        try:
+            host.pids["vault"] = await self.answer(vault.ready.remote(), f"vault of {name}")
+        except BaseException:  # given up before it was there: nobody else knows of it
+            await _end_vault(vault)
+            raise
         self._hosts[name] = host
         return host
 
@@ -101,7 +105,7 @@ class Hosts:
         )
         try:
             host.pids["waiting"] = await self.answer(trainer.prepare.remote(), f"trainer of {name}")
-        except MeshfeedError:
+        except BaseException:
             ray.kill(trainer)
             raise
         host.waiting = trainer
@@ -141,9 +145,7 @@ class Hosts:
         for process in processes:
             if process is not None:
                 ray.kill(process)
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            await asyncio.wait_for(_plain(host.vault.stop.remote()), END_S)
-        ray.kill(host.vault)
+        await _end_vault(host.vault)
         for other in self._hosts.values():
             if other.node == host.node:  # what a vault that was killed has left there
                 other.vault.sweep.remote()
@@ -184,6 +186,13 @@ class Hosts:
             raise error.cause or error from error
         except TimeoutError:
             raise StallError(f"answer of {what}", self._timeout_s) from None
+
+
+async def _end_vault(vault: ActorHandle) -> None:
+    """Ends a vault, also one that is only being started, and what it has in shared memory."""
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+        await asyncio.wait_for(_plain(vault.stop.remote()), END_S)
+    ray.kill(vault)
 
 
 async def _plain(call: Any) -> Any:
