@@ -92,7 +92,7 @@ def local_cells(leaf: Any, boxes: Boxes) -> Iterator[tuple[int, npt.NDArray[np.u
     Waits for the array. What is given may be a view of device memory: it must not be kept.
     """
     array = cells_of(leaf)
-    if not isinstance(array, jax.Array):
+    if isinstance(array, np.ndarray):
         yield 0, raw(array)
         return
     places = {box.tobytes(): place for place, box in enumerate(boxes)}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -79,7 +78,7 @@ class HeldState:
         for path, leaf in leaves_of(state).items():
             array = cells_of(leaf)
             own = self.leaves[path].boxes
-            if not isinstance(array, jax.Array):
+            if isinstance(array, np.ndarray):
                 for cells in self.cells[path]:
                     np.copyto(cells, array)
                 continue
