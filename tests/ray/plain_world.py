@@ -90,8 +90,9 @@ class PlainWorld:
                     [str(word) for word in command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    bufsize=0,  # so that select sees every line that is left
                     stderr=sink,
-                    env=os.environ | (environment or {}),
+                    env=os.environ | {"RAY_LOG_TO_DRIVER": "0"} | (environment or {}),
                 )
             self._processes.append(process)
         self._job = 0
@@ -181,6 +182,8 @@ class PlainWorld:
             if not line:
                 why = "no answer in time" if not ready else "it has ended"
                 raise RuntimeError(f"process {index}: {why}\n{self.printed()[-6000:]}")
+            if not line.startswith(b"{"):
+                continue  # Ray prints its warnings there
             answer: dict[str, Any] = json.loads(line)
             if answer["job"] >= self._job_of[index]:
                 return answer  # and not to what a test that failed has asked
