@@ -259,8 +259,9 @@ class Carrier:
         """Grants end, once the processes of the next world wait."""
         await self._prepare(self._foreseen())
         opened = max(beat.feed_generation for beat in self._watch.beats.values())
-        call = self._run.coordinator.barrier.remote(self._settings.feed, opened)
-        step: int = await self._hosts.answer(call, "barrier")
+        step: int = await asyncio.to_thread(
+            self._run.call, "barrier", self._settings.feed, opened
+        )  # asks again where the feed's coordinator is being restarted
         self._emit(events.BarrierKnown(now=time.time(), generation=generation, step=step))
 
     async def _export(self, host: HostId, barrier: actions.AnnounceBarrier) -> None:
@@ -314,7 +315,7 @@ class Carrier:
             await work
         except ray.exceptions.RayActorError as error:
             log.warning("generation %d: %s", generation, in_words(error)[:300])
-        except (MeshfeedError, ray.exceptions.RayError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the world that it was for is broken
             log.warning("generation %d: %s", generation, in_words(error))
             world = self._world
             if world is not None and world.generation == generation:

@@ -169,24 +169,3 @@ def pieces(boxes: Sequence[tuple[Boxes, int]]) -> Iterator[tuple[int, int, tuple
         nbytes = int(np.prod(lengths, dtype=np.int64)) * itemsize
         yield at, at + nbytes, (*lengths, itemsize)
         at += round_up(nbytes)
-
-
-def restorable(images: Sequence[Image]) -> list[tuple[int, int]]:
-    """(generation, step) of the states that these images hold all of, the newest first.
-
-    Images of one step and generation belong together; a step that was trained again in a later
-    generation is another state.
-    """
-    by_step: dict[tuple[int, int], list[Image]] = {}
-    for image in images:
-        by_step.setdefault(image.key, []).append(image)
-    return sorted((key for key, own in by_step.items() if _whole(own)), reverse=True)
-
-
-def _whole(images: Sequence[Image]) -> bool:
-    """Whether the images together hold every cell of every leaf."""
-    for leaves in zip(*(image.leaves for image in images), strict=True):
-        boxes = np.concatenate([leaf.boxes for leaf in leaves])
-        if count_cells(boxes) < int(np.prod(leaves[0].shape, dtype=np.int64)):
-            return False
-    return True
