@@ -17,7 +17,8 @@ from meshfeed.actors.elastic.images import Image, Part, lay_out, map_file, view_
 from meshfeed.actors.elastic.messages import Keeping, Source
 from meshfeed.actors.elastic.progress import Progress
 from meshfeed.actors.elastic.restoring import Restorer
-from meshfeed.actors.elastic.state_tree import LeafBoxes, leaf_boxes, local_cells
+from meshfeed.actors.elastic.state_tree import LeafBoxes, leaf_boxes
+from meshfeed.pipeline.assemble.local_cells import local_cells
 from meshfeed.pipeline.assemble.state_builder import StateBuilder
 from meshfeed.pipeline.assemble.state_leaves import without_weak_types
 from meshfeed.pipeline.plan.errors import ConfigError

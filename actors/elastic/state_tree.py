@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,10 @@ from meshfeed.actors.elastic.placing import LeafSpec
 from meshfeed.pipeline.assemble.state_leaves import (
     StateLeaf,
     boxes_needed,
-    cells_of,
     describe,
     leaves_of,
 )
-from meshfeed.pipeline.plan.boxes import Boxes, box_of_index, whole
+from meshfeed.pipeline.plan.boxes import Boxes, whole
 from meshfeed.pipeline.plan.errors import ConfigError
 
 
@@ -84,25 +82,3 @@ def leaf_boxes(shapes: Any, shardings: Any, processes: int) -> list[LeafBoxes]:
         ]
         found.append(LeafBoxes(leaf=leaf, sharding=laid, held=tuple(held)))
     return found
-
-
-def local_cells(leaf: Any, boxes: Boxes) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """The boxes that this process holds of a leaf: place in ``boxes``, raw cells [*, itemsize].
-
-    Waits for the array. What is given may be a view of device memory: it must not be kept.
-    """
-    array = cells_of(leaf)
-    if isinstance(array, np.ndarray):
-        yield 0, raw(array)
-        return
-    places = {box.tobytes(): place for place, box in enumerate(boxes)}
-    for shard in array.addressable_shards:
-        place = places.pop(box_of_index(shard.index, array.shape)[0].tobytes(), None)
-        if place is not None:
-            yield place, raw(np.asarray(shard.data))
-
-
-def raw(cells: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """An array's elements as bytes, [*shape, itemsize], without a copy where it is contiguous."""
-    flat = np.ascontiguousarray(cells).reshape(-1)
-    return flat.view(np.uint8).reshape(*cells.shape, flat.itemsize)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshfeed.pipeline.assemble.held_state import HeldState
-from meshfeed.pipeline.assemble.relay import mesh_of_copies, relay
-from meshfeed.pipeline.assemble.snapshots import Snapshots
 from meshfeed.pipeline.assemble.state_builder import StateBuilder
-from meshfeed.pipeline.assemble.state_leaves import StateLeaf, leaves_of
-from meshfeed.pipeline.plan.mesh import MeshLayout
+from meshfeed.pipeline.assemble.state_leaves import leaves_of
+from stored_state import StoredState
 
 P = PartitionSpec
 ROWS, COLUMNS = 48, 16
@@ -108,11 +104,10 @@ def advance(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class MemberState:
-    """The state and the last snapshots of it."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self.state: Any = None
-        self._snapshots: Snapshots | None = None
         self._builder: StateBuilder | None = None
 
     def make(self) -> None:
@@ -125,44 +120,18 @@ class MemberState:
             is_leaf=_is_none,
         )
         self.state = each
-        self._snapshots = None
 
     def step(self, count: int) -> None:
         for _ in range(count):
             self.state = advance(self.state)
 
     def save(self, folder: Path) -> list[dict[str, Any]]:
-        """Takes a snapshot and writes it down, as a vault would keep it; its description."""
-        if self._snapshots is None:
-            self._snapshots = Snapshots(self.state, memory_limit=1 << 20)
-        held = self._snapshots.take(self.state, self.state["step"]).state
-        folder.mkdir(parents=True, exist_ok=True)
-        for n, (path, leaf) in enumerate(held.leaves.items()):
-            for i, box in enumerate(leaf.boxes):
-                cells = held.read(path, box)
-                (folder / f"{n}-{i}").write_bytes(cells.tobytes())
-        described = [leaf.as_data() for leaf in held.leaves.values()]
-        (folder / "leaves.json").write_text(json.dumps(described))
-        return described
-
-    def relay(self, old_place_of: list[int], memory_limit: int | None = None) -> dict[str, Any]:
-        """Lays the state on those who stay, while the old world is up."""
-        owners = np.repeat(np.arange(len(old_place_of), dtype=np.int32), 2)
-        layout = MeshLayout(
-            axis_names=("data", "model"),
-            shape=(len(old_place_of), 2),
-            process_of_device=owners,
-        )
-        mesh = mesh_of_copies(jax.devices(), layout, old_place_of)
-        if mesh is None:
-            return {"left": {"": "no copies"}, "received": 0}
-        relaid = relay(self.state, shardings_of(mesh), memory_limit=memory_limit)
-        self.state, self._snapshots = relaid.state, None
-        return {"left": dict(relaid.left), "received": relaid.received_bytes}
+        """Writes it down, as a vault would keep it; its description."""
+        return StoredState.of(self.state).save(folder)
 
     def drop(self) -> None:
         """Forgets everything, as its devices will be gone."""
-        self.state = self._snapshots = self._builder = None
+        self.state = self._builder = None
 
     def needed(self) -> dict[str, Any]:
         """What this process needs of the state in the world that it is in."""
@@ -173,45 +142,26 @@ class MemberState:
         """Builds the state from boxes, each in the folder of one that held it."""
         builder = self._builder
         assert builder is not None
-        held = {folder: load(Path(folder)) for _, folder, _ in moves}
+        held = {folder: StoredState.load(Path(folder)) for _, folder, _ in moves}
         for path, folder, box in moves:
             builder.check(held[folder].leaves)
             shape = builder.leaves[path].shape
             part = np.array(box, dtype=np.int64).reshape(len(shape), 2)
             builder.put(path, part, held[folder].read(path, part))
-        self.state, self._builder, self._snapshots = builder.finish(), None, None
+        self.state, self._builder = builder.finish(), None
 
     def check(self, step: int) -> list[str]:
         """The leaves that are not as they should be after ``step`` steps, bit for bit."""
         whole, wrong = leaves_of(whole_state(step)), []
         for path, leaf in leaves_of(self.state).items():
-            expected = HeldState.copy_of(whole[path]).cells[""][0]
-            held = HeldState.copy_of(leaf)
-            described = held.leaves[""]
-            for box, cells in zip(described.boxes, held.cells[""], strict=True):
+            expected = next(cells for _, _, cells in StoredState.of(whole[path]).pieces())
+            for _, box, cells in StoredState.of(leaf).pieces():
                 place = tuple(slice(begin, end) for begin, end in box.tolist())
                 if cells.tobytes() != expected[place].tobytes():
                     wrong.append(path)
             if isinstance(whole[path], int) and type(leaf) is not int:
                 wrong.append(path)
         return wrong
-
-
-def load(folder: Path) -> HeldState:
-    """What ``save`` wrote."""
-    leaves = [
-        StateLeaf.from_data(data) for data in json.loads((folder / "leaves.json").read_text())
-    ]
-    cells = {
-        leaf.path: tuple(
-            np.frombuffer((folder / f"{n}-{i}").read_bytes(), dtype=leaf.numpy_dtype).reshape(
-                (box[:, 1] - box[:, 0]).tolist()
-            )
-            for i, box in enumerate(leaf.boxes)
-        )
-        for n, leaf in enumerate(leaves)
-    }
-    return HeldState(leaves={leaf.path: leaf for leaf in leaves}, cells=cells)
 
 
 def _shardings() -> Any:

@@ -16,6 +16,10 @@ from typing import Any
 
 LIMIT_S = 120.0
 PROGRAM = Path(__file__).with_name("member_program.py")
+SEARCH_PATH = os.pathsep.join(
+    [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+"""Where the program finds what all tests share."""
 
 
 class Member:
@@ -36,7 +40,7 @@ class Member:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "PYTHONPATH": SEARCH_PATH, **(environment or {})},
             )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"meshfeed-{name}", daemon=True)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshfeed.pipeline.assemble.held_state import HeldState, needed_bytes
-from meshfeed.pipeline.assemble.snapshots import Snapshots
 from meshfeed.pipeline.assemble.state_builder import StateBuilder
 from meshfeed.pipeline.assemble.state_leaves import (
     LeafKind,
@@ -24,7 +20,8 @@ from meshfeed.pipeline.assemble.state_leaves import (
     without_weak_types,
 )
 from meshfeed.pipeline.plan.boxes import Boxes
-from meshfeed.pipeline.plan.errors import BudgetError, ConfigError, DisagreementError
+from meshfeed.pipeline.plan.errors import ConfigError, DisagreementError
+from stored_state import StoredState
 
 
 class Moments(NamedTuple):
@@ -63,12 +60,6 @@ def box(*bounds: tuple[int, int]) -> Boxes:
     return np.array(bounds, dtype=np.int64).reshape(len(bounds), 2)
 
 
-def _pieces(held: HeldState) -> Iterator[tuple[str, Boxes, npt.NDArray[Any]]]:
-    for path, leaf in held.leaves.items():
-        for one in leaf.boxes:
-            yield path, one, held.read(path, one)
-
-
 def same(a: Any, b: Any) -> None:
     """That two trees are alike, bit for bit."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
@@ -77,24 +68,24 @@ def same(a: Any, b: Any) -> None:
         assert type(leaf) is type(other), path
         if isinstance(leaf, jax.Array | np.ndarray):
             assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape), path
-        mine, theirs = (HeldState.copy_of({"x": x}) for x in (leaf, other))
-        for x, y in zip(mine.cells["['x']"], theirs.cells["['x']"], strict=True):
+        mine, theirs = (StoredState.of({"x": x}) for x in (leaf, other))
+        for (_, _, x), (_, _, y) in zip(mine.pieces(), theirs.pieces(), strict=True):
             assert x.tobytes() == y.tobytes(), path
 
 
 def test_a_state_survives_boxes() -> None:
     state = a_state()
-    held = HeldState.copy_of(state)
+    held = StoredState.of(state)
     builder = StateBuilder(state, _shardings(state))
     builder.check(held.leaves)
-    for path, one, cells in _pieces(held):
+    for path, one, cells in held.pieces():
         builder.put(path, one, cells)
     same(builder.finish(), state)
 
 
 def test_boxes_may_be_asked_for_and_come_in_any_pieces_and_as_bytes() -> None:
     state = {"w": a_state()["params"]["w"].astype(jnp.bfloat16)}
-    held = HeldState.copy_of(state)
+    held = StoredState.of(state)
     builder = StateBuilder(jax.eval_shape(lambda: state), {"w": _sharding()})
     for part in (box((2, 4), (0, 3)), box((0, 2), (1, 3)), box((0, 2), (0, 1))):
         cells = held.read("['w']", part)
@@ -121,23 +112,21 @@ def test_leaves_say_what_they_are() -> None:
     assert described["['optimizer'][0].count"].shape == ()
     assert described["['params']['b']"].itemsize == 2
     assert described["['empty']"].boxes.shape == (0, 2, 2)
-    total = sum(np.dtype(np.uint8).itemsize * n for n in (3 * 48, 6, 12, 4, 8, 96, 48, 8, 8, 1))
-    assert needed_bytes(state) == HeldState.allocate(state).nbytes == total
     abstract = jax.eval_shape(lambda: {"key": jax.random.key(0)})
     assert describe("x", abstract["key"]).shape == (2,)
 
 
 def test_what_cannot_be_moved_is_named() -> None:
     with pytest.raises(ConfigError, match=r"state\['name'\]: a leaf of type str"):
-        HeldState.allocate({"name": "model"})
+        StoredState.of({"name": "model"})
     with pytest.raises(ConfigError, match=r"shardings\['w'\]: None is no sharding"):
         StateBuilder({"w": jnp.ones(2)}, {"w": None})
     with pytest.raises(ConfigError, match="more than 64 bits"):
-        HeldState.copy_of({"seed": 1 << 70})
+        StoredState.of({"seed": 1 << 70})
 
 
 def test_another_model_is_refused() -> None:
-    held = HeldState.copy_of({"w": jnp.ones((2, 3)), "b": jnp.ones(2)})
+    held = StoredState.of({"w": jnp.ones((2, 3)), "b": jnp.ones(2)})
     builder = StateBuilder({"w": jnp.ones((3, 2)), "b": jnp.ones(2)}, _sharding())
     with pytest.raises(ConfigError, match=r"state\['w'\]: .* shape \[3, 2\] and \[2, 3\]"):
         builder.check(held.leaves)
@@ -158,26 +147,24 @@ def test_cells_that_lack_or_come_twice_are_found() -> None:
         builder.put("['w']", box((2, 4), (0, 2)), np.ones((2, 2), dtype=np.float32))
     with pytest.raises(DisagreementError, match=r"float32 \[3\] came for \[3:4, 0:2\]"):
         builder.put("['w']", box((3, 4), (0, 2)), np.ones(3, dtype=np.float32))
-    with pytest.raises(ConfigError, match=r"\[0:5\] is not held, but \[0:4\]"):
-        HeldState.copy_of({"w": jnp.ones(4)}).read("['w']", box((0, 5)))
+    with pytest.raises(DisagreementError, match=r"of \[0:5\] only 4 of 5 cells"):
+        StoredState.of({"w": jnp.ones(4)}).read("['w']", box((0, 5)))
 
 
 def test_copies_are_ours_alone() -> None:
     state = {"w": jnp.ones((256, 256)), "n": np.ones(4)}
-    held = HeldState.copy_of(state)
-    held.cells["['w']"][0][:] = 5
-    held.cells["['n']"][0][:] = 5
-    assert float(state["w"].max()) == 1.0
-    assert state["n"].max() == 1.0
+    held = StoredState.of(state)
+    held.memory[:] = 0
+    assert float(state["w"].min()) == state["n"].min() == 1.0
+    held = StoredState.of(state)
     builder = StateBuilder(state, {"w": _sharding(), "n": None})
-    sent = held.read("['w']", held.leaves["['w']"].boxes[0])
-    builder.put("['w']", held.leaves["['w']"].boxes[0], sent)
-    builder.put("['n']", held.leaves["['n']"].boxes[0], held.cells["['n']"][0])
+    for path, one, cells in held.pieces():
+        builder.put(path, one, cells)
+        cells[...] = 9
     built = builder.finish()
-    held.cells["['w']"][0][:] = 9
-    held.cells["['n']"][0][:] = 9
-    assert float(built["w"].max()) == 5.0
-    assert built["n"].max() == 5.0
+    held.memory[:] = 0
+    assert float(built["w"].min()) == float(built["w"].max()) == 1.0
+    assert built["n"].tolist() == [1.0] * 4
 
 
 def _pointers(state: Any) -> list[int]:
@@ -187,54 +174,17 @@ def _pointers(state: Any) -> list[int]:
 def test_a_step_still_donates_after_a_snapshot_and_after_a_move() -> None:
     step = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     state = step({"w": jnp.zeros((512, 512)), "m": jnp.zeros((512, 512))})
-    snapshots = Snapshots(state, memory_limit=1 << 23)
     before = _pointers(state)
-    for number in range(1, 4):
-        snapshots.take(state, number)
+    for _ in range(3):
+        stored = StoredState.of(state)
         state = step(state)
     assert sorted(_pointers(state)) == sorted(before)
-    newest = snapshots.newest
-    assert newest is not None
     builder = StateBuilder(state, _sharding())
-    for path, one, cells in _pieces(newest.state):
+    for path, one, cells in stored.pieces():
         builder.put(path, one, cells)
     moved = builder.finish()
     before = _pointers(moved)
     assert sorted(_pointers(step(moved))) == sorted(before)
-
-
-def test_two_snapshots_are_kept_and_their_memory_is_used_again() -> None:
-    state = {"w": jnp.zeros(8)}
-    snapshots = Snapshots(state, memory_limit=64)
-    used = set()
-    for step in range(6):
-        taken = snapshots.take({"w": jnp.full(8, step, dtype=jnp.float32)}, step)
-        used.add(taken.state.cells["['w']"][0].ctypes.data)
-        assert [one.step for one in snapshots.kept] == [*range(max(0, step - 1), step + 1)]
-        for one in snapshots.kept:
-            assert one.state.cells["['w']"][0].tolist() == [one.step] * 8
-    assert len(used) == 2
-    assert snapshots.nbytes == 64
-    assert snapshots.at(4) is not None
-    assert snapshots.at(3) is None
-
-
-def test_memory_for_snapshots_is_asked_for_at_the_start() -> None:
-    state = {"w": jnp.zeros(8), "key": jax.random.key(0)}
-    with pytest.raises(BudgetError, match=r"79 bytes is too small; .* works is 80") as raised:
-        Snapshots(state, memory_limit=79)
-    assert raised.value.needed_bytes == 80
-    with pytest.raises(ConfigError, match="0 snapshots"):
-        Snapshots(state, keep=0, memory_limit=100)
-
-
-def test_a_state_that_lies_otherwise_leaves_the_snapshots_as_they_are() -> None:
-    snapshots = Snapshots({"w": jnp.zeros(8)}, keep=1, memory_limit=32)
-    snapshots.take({"w": jnp.zeros(8)}, 1)
-    for other in ({"w": jnp.zeros(9)}, {"w": jnp.zeros(8, jnp.int32)}, {"v": jnp.zeros(8)}):
-        with pytest.raises(ConfigError, match="does not lie as"):
-            snapshots.take(other, 2)
-    assert [one.step for one in snapshots.kept] == [1]
 
 
 def test_weak_types_are_made_strong() -> None:
