@@ -79,24 +79,9 @@ class Run:
         return cls(config=config, specs=folder.load_specs(), coordinator=coordinator)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the coordinator, again where it is being restarted; errors come as raised there."""
+        """Calls the coordinator; errors come as they were raised there."""
         limit_s = self.config.timeout_seconds + 30
-        end = time.monotonic() + limit_s
-        try:
-            while True:
-                try:
-                    answer = getattr(self.coordinator, method).remote(*args, **kwargs)
-                    return ray.get(answer, timeout=limit_s)
-                except ray.exceptions.ActorUnavailableError:
-                    if time.monotonic() > end:
-                        raise
-                    time.sleep(AGAIN_S)
-        except ray.exceptions.RayTaskError as error:
-            if error.cause is None:
-                raise
-            raise error.cause from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise StallError(f"answer of the coordinator to {method}", limit_s) from error
+        return ask(self.coordinator, "coordinator", limit_s, method, *args, **kwargs)
 
     def status(self) -> dict[str, Any]:
         """What every feed, node and reader is doing."""
@@ -115,6 +100,31 @@ class Run:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+def ask(
+    actor: ActorHandle, name: str, limit_s: float, method: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls an actor, again where it is being restarted; errors come as they were raised there.
+
+    Raises:
+        StallError: no answer came within ``limit_s``.
+    """
+    end = time.monotonic() + limit_s
+    try:
+        while True:
+            try:
+                return ray.get(getattr(actor, method).remote(*args, **kwargs), timeout=limit_s)
+            except ray.exceptions.ActorUnavailableError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(AGAIN_S)
+    except ray.exceptions.RayTaskError as error:
+        if error.cause is None:
+            raise
+        raise error.cause from error
+    except ray.exceptions.GetTimeoutError as error:
+        raise StallError(f"answer of the {name} to {method}", limit_s) from error
 
 
 def start(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> Run:

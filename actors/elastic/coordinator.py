@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ray
 
 from meshfeed.actors.elastic.carrier import Carrier
 from meshfeed.actors.elastic.hosts import Hosts
@@ -234,7 +235,7 @@ class ElasticCoordinator:
     async def _settle(self, world: World) -> None:
         try:
             await self._carrier.settle(world)
-        except MeshfeedError as error:
+        except (MeshfeedError, ray.exceptions.RayError) as error:
             log.warning("generation %d: vaults did not settle: %s", world.generation, error)
 
     def _learn_leaves(self) -> None:

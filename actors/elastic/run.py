@@ -11,9 +11,8 @@ from ray.actor import ActorHandle
 from meshfeed.actors.elastic.coordinator import ElasticCoordinator
 from meshfeed.actors.elastic.messages import News, Resize
 from meshfeed.actors.elastic.settings import ElasticSettings
-from meshfeed.actors.host.feed_limits import cause_of
-from meshfeed.actors.run import NAMESPACE, Run
-from meshfeed.pipeline.plan.errors import ConfigError, StallError
+from meshfeed.actors.run import NAMESPACE, Run, ask
+from meshfeed.pipeline.plan.errors import ConfigError
 
 MARGIN_S = 60.0
 """Beyond the run's own limit, so that the error of the inner wait comes first."""
@@ -82,13 +81,8 @@ class ElasticRun:
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls the elastic coordinator; errors come as they were raised there."""
-        limit = self.run.config.timeout_seconds + MARGIN_S
-        try:
-            return ray.get(getattr(self.coordinator, method).remote(*args), timeout=limit)
-        except ray.exceptions.RayTaskError as error:
-            raise cause_of(error) from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise StallError(f"answer of the elastic coordinator to {method}", limit) from error
+        limit_s = self.run.config.timeout_seconds + MARGIN_S
+        return ask(self.coordinator, "elastic coordinator", limit_s, method, *args)
 
     def news(self, since: int) -> tuple[list[News], bool]:
         """What hosts have done after the first ``since`` news; and whether training is over."""

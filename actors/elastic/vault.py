@@ -8,6 +8,7 @@ two nodes. The one that is safe is never written over before a newer one is.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -28,9 +29,12 @@ from meshfeed.pipeline.plan.boxes import Boxes
 from meshfeed.pipeline.plan.errors import (
     BudgetError,
     DisagreementError,
+    MeshfeedError,
     StaleGenerationError,
     StallError,
 )
+
+log = logging.getLogger(__name__)
 
 KEPT = 2
 """Images of each host: the safe one and the one being written."""
@@ -154,7 +158,14 @@ class Vault:
             slot.image = image
             self._tell(image, 1, neighbour if away is not None else None, is_snapshot)
         if neighbour is not None and away is not None:
-            self._replicate(image, slot, neighbour.vault, away)
+            try:
+                self._replicate(image, slot, neighbour.vault, away)
+            except (MeshfeedError, ray.exceptions.RayError) as error:  # nobody waits for this call
+                log.warning(
+                    "generation %d: step %d of %s lies on no second node: %s",
+                    *(image.generation, image.step, self._host, error),
+                )
+                raise
             with self._changed:
                 self._tell(image, 2, neighbour, is_snapshot)
 

@@ -144,6 +144,20 @@ def test_training_that_ends_before_the_barrier_finishes(make: Make, state: State
     assert len(cluster.wanted(act.Finish)) == 1
 
 
+def test_a_wish_is_met_by_a_world_that_ends_its_training_at_once(make: Make) -> None:
+    cluster = running(make(3))
+    ask(cluster, 2)
+    bring_to(cluster, State.STARTING)
+    world = cluster.machine.world
+    assert world is not None
+    for host in world.members:
+        cluster.tell(ev.TrainingEnded(now=0, host=host, generation=world.generation))
+    assert cluster.machine.state is State.FINISHED
+    assert len(world.members) == 2
+    assert outcomes(cluster) == [("2 hosts", "done")]
+    assert [resize.hosts_to for resize in cluster.machine.resizes] == [2]
+
+
 def test_a_drained_host_is_left_out_and_released(make: Make) -> None:
     cluster = running(make(3))
     drain(cluster, "h1")

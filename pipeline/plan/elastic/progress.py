@@ -124,18 +124,18 @@ def start(c: Steering) -> bool:
     c.go(Cause.FIRST_STEPS_TAKEN)
     s.running_since = s.now
     s.fenced = []
-    end_record(c)
-    if s.wish is not None and s.wish.hosts == len(s.members):
-        c.answer_wish(Outcome.DONE, f"since step {s.world.start_step if s.world else 0}")
+    end_resize(c)
     return True
 
 
-def end_record(c: Steering) -> None:
-    """The resize under way is over."""
+def end_resize(c: Steering) -> None:
+    """The new world trains: the resize under way is over, and a wish for as many hosts is met."""
     s = c.state
     if s.record is not None and s.record.generation == s.generation:
         s.resizes.append(s.record)
     s.record = None
+    if s.wish is not None and s.wish.hosts == len(s.members):
+        c.answer_wish(Outcome.DONE, f"since step {s.world.start_step if s.world else 0}")
 
 
 def run(c: Steering) -> bool:

@@ -12,7 +12,7 @@ from meshfeed.pipeline.plan.elastic import events
 from meshfeed.pipeline.plan.elastic.actions import AnnounceBarrier
 from meshfeed.pipeline.plan.elastic.host_book import Drain
 from meshfeed.pipeline.plan.elastic.machine_state import Mark, Wish
-from meshfeed.pipeline.plan.elastic.progress import end_record
+from meshfeed.pipeline.plan.elastic.progress import end_resize
 from meshfeed.pipeline.plan.elastic.records import Outcome
 from meshfeed.pipeline.plan.elastic.states import Cause, State
 from meshfeed.pipeline.plan.elastic.steering import Steering
@@ -256,10 +256,10 @@ def training_ended(c: Steering, event: events.TrainingEnded) -> None:
         return
     is_forming = s.state in _FORMING
     c.go(Cause.TRAINING_ENDED)
-    c.answer_wish(Outcome.ENDED, "the training has come to its end")
     if is_forming:
-        end_record(c)
+        end_resize(c)
     s.record = None
+    c.answer_wish(Outcome.ENDED, "the training has come to its end")
 
 
 REPORTS: dict[type[events.Event], Callable[[Steering, Any], None]] = {
